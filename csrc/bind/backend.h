@@ -1,0 +1,64 @@
+// A backend runs an op's params on a device. The binding functions are templates over it, so that
+// checks and allocation are written once.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#ifndef LIGHTTRANSFER_SIMULATOR
+#include "../cpu/kernels.h"
+#endif
+#ifdef LIGHTTRANSFER_WITH_CUDA
+#include "../cuda/kernels.h"
+#include "cuda_stream.h"
+#endif
+#include "namespace.h"
+
+namespace lighttransfer::bind {
+
+#ifndef LIGHTTRANSFER_SIMULATOR
+struct CpuBackend {
+  explicit CpuBackend(const torch::stable::Tensor&) {}
+
+  template <class Params>
+  void run(const Params& params) const {
+    cpu::run(params);
+  }
+};
+#endif
+
+#ifdef LIGHTTRANSFER_WITH_CUDA
+// Makes the tensors' device current for its lifetime and launches on that device's current stream.
+class CudaBackend {
+ public:
+  explicit CudaBackend(const torch::stable::Tensor& t) : launch_(t) {}
+
+  template <class Params>
+  void run(const Params& params) const {
+    cuda::run(params, launch_.stream());
+  }
+
+ private:
+  CudaLaunchScope launch_;
+};
+#endif
+
+}  // namespace lighttransfer::bind
+
+// Each op says which devices have it: LT_REGISTER_CPU(op) and LT_REGISTER_CUDA(op), with `op` a
+// template over the backend. The simulator's build puts the CUDA launchers behind the CPU key.
+#define LT_REGISTER(op, Key, Backend)                                \
+  STABLE_TORCH_LIBRARY_IMPL(LIGHTTRANSFER_NAMESPACE, Key, library) { \
+    library.impl(#op, TORCH_BOX(&op<Backend>));                      \
+  }
+#ifdef LIGHTTRANSFER_SIMULATOR
+#define LT_REGISTER_CPU(op)
+#define LT_REGISTER_CUDA(op) LT_REGISTER(op, CPU, CudaBackend)
+#else
+#define LT_REGISTER_CPU(op) LT_REGISTER(op, CPU, CpuBackend)
+#ifdef LIGHTTRANSFER_WITH_CUDA
+#define LT_REGISTER_CUDA(op) LT_REGISTER(op, CUDA, CudaBackend)
+#else
+#define LT_REGISTER_CUDA(op)
+#endif
+#endif

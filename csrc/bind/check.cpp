@@ -1,0 +1,229 @@
+#include "check.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <sstream>
+#include <stdexcept>
+
+namespace lighttransfer::bind {
+namespace {
+
+std::string join(const int64_t* values, size_t n) {
+  std::ostringstream text;
+  text << '[';
+  for (size_t i = 0; i < n; ++i) text << (i ? ", " : "") << values[i];
+  text << ']';
+  return text.str();
+}
+
+std::string describe_sizes(std::initializer_list<int64_t> sizes) {
+  std::ostringstream text;
+  text << '[';
+  const char* separator = "";
+  for (int64_t size : sizes) {
+    text << separator;
+    if (size == kAny) {
+      text << '*';
+    } else {
+      text << size;
+    }
+    separator = ", ";
+  }
+  text << ']';
+  return text.str();
+}
+
+std::string describe(const torch::stable::Device& device) {
+  std::ostringstream text;
+  if (device.is_cpu()) {
+    text << "cpu";
+  } else if (device.is_cuda()) {
+    text << "cuda:" << device.index();
+  } else {
+    text << "device type " << static_cast<int>(device.type()) << ", index " << device.index();
+  }
+  return text.str();
+}
+
+// Do two index tuples of this strided layout ever name the same element? Exact for layouts in which
+// the strides, sorted, nest (every view, transpose or slice of a dense tensor that matters here).
+bool has_internal_overlap(const Tensor& t) {
+  std::array<std::pair<int64_t, int64_t>, 8> dims;  // stride, size
+  size_t n = 0;
+  for (int64_t i = 0; i < t.dim() && n < dims.size(); ++i) {
+    if (t.size(i) == 0) return false;
+    if (t.size(i) > 1) dims[n++] = {t.stride(i), t.size(i)};
+  }
+  std::sort(dims.begin(), dims.begin() + n);
+  int64_t extent = 1;
+  for (size_t i = 0; i < n; ++i) {
+    if (dims[i].first < extent) return true;
+    extent = dims[i].first * (dims[i].second - 1) + extent;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string describe_shape(const Tensor& t) {
+  return join(t.sizes().data(), t.dim());
+}
+
+Checker::Checker(const char* op, const Tensor& first, const char* argument)
+    : op_(op), device_(defined(first, argument).device()) {}
+
+const Tensor& Checker::defined(const Tensor& t, const char* argument) const {
+  if (!t.defined()) fail_type(argument, "be a tensor", "None");
+  return t;
+}
+
+void Checker::fail_value(const char* argument, const std::string& rule,
+                         const std::string& got) const {
+  throw std::runtime_error(std::string("ValueError: ") + op_ + ": " + argument + " must " + rule +
+                           ", got " + got);
+}
+
+void Checker::fail_type(const char* argument, const std::string& rule,
+                        const std::string& got) const {
+  throw std::runtime_error(std::string("TypeError: ") + op_ + ": " + argument + " must " + rule +
+                           ", got " + got);
+}
+
+void Checker::range(const char* argument, int64_t value, int64_t low, int64_t high) const {
+  if (value >= low && value <= high) return;
+  fail_value(argument, "lie in [" + std::to_string(low) + ", " + std::to_string(high) + "]",
+             std::to_string(value));
+}
+
+void Checker::shape(const Tensor& t, const char* argument, const char* shape,
+                    std::initializer_list<int64_t> sizes) const {
+  if (defined(t, argument).device() != device_) {
+    fail_value(argument, "be on the device of the other tensors, " + describe(device_),
+               describe(t.device()));
+  }
+  bool fits = t.dim() == static_cast<int64_t>(sizes.size());
+  for (size_t i = 0; fits && i < sizes.size(); ++i) {
+    fits = sizes.begin()[i] == kAny || sizes.begin()[i] == t.size(i);
+  }
+  if (!fits) {
+    fail_value(argument, std::string("have shape ") + shape + " = " + describe_sizes(sizes),
+               describe_shape(t));
+  }
+}
+
+void Checker::dtype(const Tensor& t, const char* argument, ScalarType expected) const {
+  if (defined(t, argument).scalar_type() == expected) return;
+  fail_type(argument, std::string("have dtype ") + toString(expected), toString(t.scalar_type()));
+}
+
+DType Checker::float_dtype(const Tensor& t, const char* argument) const {
+  switch (defined(t, argument).scalar_type()) {
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Float:
+      if (device_.is_cpu()) return DType::kFloat32;
+      break;
+    default:
+      break;
+  }
+  fail_type(argument,
+            device_.is_cpu() ? "have dtype Half, BFloat16 or Float"
+                             : "have dtype Half or BFloat16 on a GPU",
+            toString(t.scalar_type()));
+}
+
+void Checker::head_dim(const char* argument, int64_t d) const {
+  if (d >= 8 && d <= kMaxHeadDim && d % 8 == 0) return;
+  fail_value(argument, "have a head_dim that is a multiple of 8 in [8, 256]", std::to_string(d));
+}
+
+void Checker::heads(int64_t n_heads, int64_t n_kv_heads) const {
+  if (n_kv_heads > 0 ? n_heads % n_kv_heads == 0 : n_heads == 0) return;
+  fail_value("q", "have a number of heads that the number of KV heads divides",
+             std::to_string(n_heads) + " heads over " + std::to_string(n_kv_heads) + " KV heads");
+}
+
+void Checker::unit_stride(const Tensor& t, const char* argument) const {
+  const int64_t last = t.dim() - 1;
+  if (t.size(last) <= 1 || t.stride(last) == 1) return;
+  fail_value(argument, "have unit stride in its last dimension",
+             "strides " + join(t.strides().data(), t.dim()));
+}
+
+Activation Checker::activation(const Tensor& t, const char* argument, const char* shape,
+                               std::initializer_list<int64_t> sizes, ScalarType dtype) const {
+  this->shape(t, argument, shape, sizes);
+  this->dtype(t, argument, dtype);
+  unit_stride(t, argument);
+  return as_activation(t);
+}
+
+const int32_t* Checker::int32_vector(const Tensor& t, const char* argument, int64_t n) const {
+  shape(t, argument, "[B]", {n});
+  dtype(t, argument, ScalarType::Int);
+  if (!t.is_contiguous()) {
+    fail_value(argument, "be contiguous", "stride " + std::to_string(t.stride(0)));
+  }
+  return static_cast<const int32_t*>(t.data_ptr());
+}
+
+const int32_t* Checker::int32_vector(const std::optional<Tensor>& t, const char* argument,
+                                     int64_t n) const {
+  return t.has_value() ? int32_vector(*t, argument, n) : nullptr;
+}
+
+KvCache::Side Checker::cache_side(const Tensor& t, const char* argument,
+                                  std::initializer_list<int64_t> sizes, ScalarType dtype) const {
+  shape(t, argument, "[n_pages or B, page_size or capacity, H_kv, D]", sizes);
+  this->dtype(t, argument, dtype);
+  unit_stride(t, argument);
+  if (has_internal_overlap(t)) {
+    fail_value(argument, "have elements that do not overlap in memory",
+               "strides " + join(t.strides().data(), t.dim()) + " of shape " + describe_shape(t));
+  }
+  return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+KvCache Checker::kv_cache(const Tensor& k_cache, const Tensor& v_cache,
+                          const std::optional<Tensor>& block_table, int64_t batch,
+                          int64_t n_kv_heads, int64_t head_dim) const {
+  const int64_t pages = block_table.has_value() ? kAny : batch;
+  KvCache cache{};
+  float_dtype(k_cache, "k_cache");
+  cache.k =
+      cache_side(k_cache, "k_cache", {pages, kAny, n_kv_heads, head_dim}, k_cache.scalar_type());
+  cache.v = cache_side(v_cache, "v_cache", {k_cache.size(0), k_cache.size(1), n_kv_heads, head_dim},
+                       k_cache.scalar_type());
+  cache.n_pages = k_cache.size(0);
+  cache.page_size = k_cache.size(1);
+  cache.max_pages = 1;
+  if (block_table.has_value()) {
+    shape(*block_table, "block_table", "[B, max_pages]", {batch, kAny});
+    dtype(*block_table, "block_table", ScalarType::Int);
+    unit_stride(*block_table, "block_table");
+    if (cache.page_size == 0) fail_value("k_cache", "have a page_size of at least 1", "0");
+    cache.block_table = static_cast<const int32_t*>(block_table->data_ptr());
+    cache.table_stride = block_table->stride(0);
+    cache.max_pages = block_table->size(1);
+  }
+  return cache;
+}
+
+Tensor new_output(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, dtype);
+}
+
+Activation as_activation(const Tensor& t) {
+  return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+float softmax_scale(std::optional<double> scale, int64_t head_dim) {
+  return static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim))));
+}
+
+}  // namespace lighttransfer::bind

@@ -1,0 +1,12 @@
+"""The ops: ``torch.ops.lighttransfer.*`` with types, documentation and argument errors.
+
+Activations are ``[B, S, H, D]`` with unit stride in ``D``, any other strides and any storage offset; outputs are
+contiguous. fp16 and bf16 everywhere, fp32 also on the CPU. ``D`` is a multiple of 8 up to 256, and the number of
+KV heads divides the number of query heads. Every op is registered for the CPU and for CUDA, has a fake kernel
+for ``torch.compile``, and raises ``ValueError`` or ``TypeError`` with the argument's name, the rule and the
+value that broke it.
+"""
+
+from .attention import merge_states
+
+__all__ = ["merge_states"]
