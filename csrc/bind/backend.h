@@ -18,6 +18,9 @@ namespace lighttransfer::bind {
 
 #ifndef LIGHTTRANSFER_SIMULATOR
 struct CpuBackend {
+  // Lengths and indices that lie in tensors can be checked before the op runs.
+  static constexpr bool kReadsTensors = true;
+
   explicit CpuBackend(const torch::stable::Tensor&) {}
 
   template <class Params>
@@ -31,6 +34,9 @@ struct CpuBackend {
 // Makes the tensors' device current for its lifetime and launches on that device's current stream.
 class CudaBackend {
  public:
+  // Reading a tensor would wait for the device: kernels bound-check for themselves.
+  static constexpr bool kReadsTensors = false;
+
   explicit CudaBackend(const torch::stable::Tensor& t) : launch_(t) {}
 
   template <class Params>

@@ -177,6 +177,16 @@ const int32_t* Checker::int32_vector(const std::optional<Tensor>& t, const char*
   return t.has_value() ? int32_vector(*t, argument, n) : nullptr;
 }
 
+void Checker::row_range(const char* argument, const int32_t* values, int64_t n, int64_t low,
+                        int64_t high) const {
+  for (int64_t b = 0; values != nullptr && b < n; ++b) {
+    if (values[b] >= low && values[b] <= high) continue;
+    fail_value(argument,
+               "lie in [" + std::to_string(low) + ", " + std::to_string(high) + "] in every row",
+               std::to_string(values[b]) + " in row " + std::to_string(b));
+  }
+}
+
 KvCache::Side Checker::cache_side(const Tensor& t, const char* argument,
                                   std::initializer_list<int64_t> sizes, ScalarType dtype) const {
   shape(t, argument, "[n_pages or B, page_size or capacity, H_kv, D]", sizes);

@@ -56,6 +56,10 @@ class Checker {
                               int64_t n) const;
   const int32_t* int32_vector(const Tensor& t, const char* argument, int64_t n) const;
 
+  // Every one of the n values must lie in [low, high]. Reads them: host memory only.
+  void row_range(const char* argument, const int32_t* values, int64_t n, int64_t low,
+                 int64_t high) const;
+
   // k_cache, v_cache and block_table of a layer: see KvCache. The two caches must not share memory
   // with each other's elements, and no two of their elements may alias (no zero strides).
   KvCache kv_cache(const Tensor& k_cache, const Tensor& v_cache,
