@@ -1,8 +1,8 @@
 #include "../state.h"
 
-#include "element.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "simd.h"
 
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
 namespace {
@@ -30,8 +30,14 @@ void merge_rows(const MergeStatesParams& p, int64_t begin, int64_t end) {
       for (int64_t d = 0; d < p.head_dim; ++d) out[d] = whole[d];
       continue;
     }
-    for (int64_t d = 0; d < p.head_dim; ++d) {
-      out[d] = E::store(w.weight_a * E::load(a[d]) + w.weight_b * E::load(c[d]));
+    const Vec weight_a = broadcast(w.weight_a), weight_b = broadcast(w.weight_b);
+    int64_t d = 0;
+    for (; d + kLanes <= p.head_dim; d += kLanes) {
+      store<E>(out + d, fma(weight_a, load<E>(a + d), weight_b * load<E>(c + d)));
+    }
+    const int64_t rest = p.head_dim - d;
+    if (rest > 0) {
+      store<E>(out + d, fma(weight_a, load<E>(a + d, rest), weight_b * load<E>(c + d, rest)), rest);
     }
   }
 }

@@ -1,0 +1,289 @@
+// Vectors of fp32 as wide as the instruction set that a file is compiled for: what the kernels that
+// are compiled once per instruction set are written in. Everything has internal linkage, because
+// each copy of a kernel sees other types under these names.
+//
+//   kLanes                      16 with AVX-512, 8 with AVX2, 4 otherwise
+//   load<E>, store<E>           E = Element<dtype>: fp32, fp16 or bf16 in memory, fp32 in
+//   registers;
+//                               with a count, only that many leading lanes (the others load as 0)
+//   Dot<E>                      products of two rows in storage precision, summed in fp32
+#pragma once
+
+#if defined(__x86_64__)
+// GCC 12 warns about its own _mm512_undefined_*().
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+#include <type_traits>
+
+#include "element.h"
+
+namespace lighttransfer::cpu {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+inline Vec broadcast(float x) {
+  return x - Vec{};  // not +: -0.0 must stay -0.0
+}
+
+// --- Memory. ---
+
+inline Vec fp32_from_fp16(HalfVec h) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(bit_cast<__m256i>(h));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(bit_cast<__m128i>(h));
+#else
+  const IntVec bits = __builtin_convertvector(h, IntVec);
+  const IntVec magnitude = (bits & 0x7fff) << 13;
+  // The fp16 exponent read as an fp32 one is 112 too small; the product also normalises subnormals.
+  const IntVec scaled = bit_cast<IntVec>(bit_cast<Vec>(magnitude) * 0x1p112f);
+  const IntVec infinite = magnitude >= (0x7c00 << 13);
+  return bit_cast<Vec>(((bits & 0x8000) << 16) | scaled | (infinite & 0x7f800000));
+#endif
+}
+
+template <class E>
+inline Vec widen(HalfVec h) {
+  if constexpr (std::is_same_v<E, Element<DType::kBFloat16>>) {
+    return bit_cast<Vec>(__builtin_convertvector(h, IntVec) << 16);
+  } else {
+    return fp32_from_fp16(h);
+  }
+}
+
+template <class E>
+inline Vec load(const typename E::Storage* from) {
+  if constexpr (sizeof(*from) == 4) {
+    Vec v;
+    std::memcpy(&v, from, sizeof(v));
+    return v;
+  } else {
+    HalfVec h;
+    std::memcpy(&h, from, sizeof(h));
+    return widen<E>(h);
+  }
+}
+
+// The first n elements; 0 <= n <= kLanes. Reads nothing behind them.
+template <class E>
+inline Vec load(const typename E::Storage* from, int64_t n) {
+#if defined(__AVX512F__)
+  const __mmask16 mask = static_cast<__mmask16>((1u << n) - 1);
+  if constexpr (sizeof(*from) == 4) {
+    return _mm512_maskz_loadu_ps(mask, from);
+  } else {
+    return widen<E>(bit_cast<HalfVec>(_mm256_maskz_loadu_epi16(mask, from)));
+  }
+#else
+  typename E::Storage lanes[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i] = from[i];
+  return load<E>(lanes);
+#endif
+}
+
+// Rounds to nearest even.
+template <class E>
+inline void store(typename E::Storage* to, Vec v) {
+  if constexpr (sizeof(*to) == 4) {
+    std::memcpy(to, &v, sizeof(v));
+  } else if constexpr (std::is_same_v<E, Element<DType::kBFloat16>>) {
+    const IntVec bits = bit_cast<IntVec>(v);
+    const IntVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const IntVec nan = (bits & 0x7fffffff) > 0x7f800000;
+    const HalfVec h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), HalfVec);
+    std::memcpy(to, &h, sizeof(h));
+  } else {
+#if defined(__AVX512F__)
+    const __m256i h = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(to, &h, sizeof(h));
+#elif defined(__F16C__)
+    const __m128i h = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(to, &h, sizeof(h));
+#else
+    for (int i = 0; i < kLanes; ++i) to[i] = E::store(v[i]);
+#endif
+  }
+}
+
+template <class E>
+inline void store(typename E::Storage* to, Vec v, int64_t n) {
+  typename E::Storage lanes[kLanes];
+  store<E>(lanes, v);
+  for (int64_t i = 0; i < n; ++i) to[i] = lanes[i];
+}
+
+// --- Arithmetic. ---
+
+// a * b + c; rounded once where the instruction set can.
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// A NaN in b comes through; one in a may not.
+inline Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline Vec min(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// Lanes are summed as a binary tree.
+inline float reduce_add(Vec v) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof(v));
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+inline float reduce_max(Vec v) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof(v));
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    }
+  }
+  return lanes[0];
+}
+
+// to[i] = the sum of v_i's lanes: four dot products end at the cost of about one.
+inline void reduce_add4(Vec v0, Vec v1, Vec v2, Vec v3, float* to) {
+#if defined(__AVX512F__)
+  // Halves of two vectors side by side, added, then quarters: lane group i holds v_i.
+  const __m512 a =
+      _mm512_shuffle_f32x4(v0, v1, 0x44) + _mm512_shuffle_f32x4(v0, v1, 0xee);  // v0 v0 v1 v1
+  const __m512 b =
+      _mm512_shuffle_f32x4(v2, v3, 0x44) + _mm512_shuffle_f32x4(v2, v3, 0xee);  // v2 v2 v3 v3
+  const __m512 c = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+  const __m512 d = c + _mm512_permute_ps(c, 0x4e);
+  const __m512 sums = d + _mm512_permute_ps(d, 0xb1);
+  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(
+                        _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), sums)));
+#else
+  typedef float Quad __attribute__((vector_size(16)));
+#if defined(__AVX2__)
+  const auto fold = [](Vec v) {
+    return bit_cast<Quad>(_mm256_castps256_ps128(v)) + bit_cast<Quad>(_mm256_extractf128_ps(v, 1));
+  };
+  const Quad q0 = fold(v0), q1 = fold(v1), q2 = fold(v2), q3 = fold(v3);
+#else
+  const Quad q0 = v0, q1 = v1, q2 = v2, q3 = v3;
+#endif
+  const Quad a = __builtin_shufflevector(q0, q1, 0, 1, 4, 5) +
+                 __builtin_shufflevector(q0, q1, 2, 3, 6, 7);  // v0 v0 v1 v1
+  const Quad b = __builtin_shufflevector(q2, q3, 0, 1, 4, 5) +
+                 __builtin_shufflevector(q2, q3, 2, 3, 6, 7);  // v2 v2 v3 v3
+  const Quad sums =
+      __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  std::memcpy(to, &sums, sizeof(sums));
+#endif
+}
+
+// e^x within about 1 ulp, over the whole range: 0 for -inf, subnormals, +inf above 88.7; NaN for
+// NaN. Below, x = n ln 2 + r with |r| <= ln 2 / 2.
+inline Vec exp(Vec x) {
+  x = max(broadcast(-104.0f), x);
+  x = min(broadcast(89.0f), x);
+  // Adding 1.5 * 2^23 rounds to an integer, which the low bits of the sum then hold.
+  const Vec kRound = broadcast(0x1.8p23f);
+  const Vec shifted = fma(x, broadcast(0x1.715476p0f), kRound);  // log2(e)
+  const Vec n = shifted - kRound;
+  Vec r = fma(n, broadcast(-0x1.62e400p-1f), x);  // ln 2 in two parts; n times the first is exact
+  r = fma(n, broadcast(-0x1.7f7d1cp-20f), r);
+  // Taylor's series is as good as a minimax polynomial here from degree 7 on.
+  Vec p = broadcast(1.0f / 5040);
+  p = fma(p, r, broadcast(1.0f / 720));
+  p = fma(p, r, broadcast(1.0f / 120));
+  p = fma(p, r, broadcast(1.0f / 24));
+  p = fma(p, r, broadcast(1.0f / 6));
+  p = fma(p, r, broadcast(0.5f));
+  p = fma(p * r, r, r) + 1.0f;
+  // 2^n in two factors: one alone would overflow where the result does not, and flush subnormals.
+  const IntVec e = bit_cast<IntVec>(shifted) - 0x4b400000;
+  const IntVec half = e >> 1;
+  const auto power = [](IntVec k) { return bit_cast<Vec>((k + 127) << 23); };
+  return p * power(half) * power(e - half);
+}
+
+// --- Dot products of rows. ---
+
+// A row of E is walked kWidth elements at a time: acc = madd(load(a), load(b), acc), the last step
+// with load(p, n). reduce_add(acc) is the product.
+template <class E>
+struct Dot {
+  using Operand = Vec;
+  static constexpr int kWidth = kLanes;
+  static inline Operand load(const typename E::Storage* p) { return cpu::load<E>(p); }
+  static inline Operand load(const typename E::Storage* p, int64_t n) { return cpu::load<E>(p, n); }
+  static inline Vec madd(Operand a, Operand b, Vec acc) { return fma(a, b, acc); }
+};
+
+#if defined(__AVX512BF16__)
+// vdpbf16ps: products of bf16 pairs are exact in fp32; only their sums round.
+template <>
+struct Dot<Element<DType::kBFloat16>> {
+  using Operand = __m512bh;
+  static constexpr int kWidth = 32;
+  static inline Operand load(const uint16_t* p) {
+    return bit_cast<__m512bh>(_mm512_loadu_epi16(p));
+  }
+  static inline Operand load(const uint16_t* p, int64_t n) {
+    const __mmask32 mask = static_cast<__mmask32>((uint64_t{1} << n) - 1);
+    return bit_cast<__m512bh>(_mm512_maskz_loadu_epi16(mask, p));
+  }
+  static inline Vec madd(Operand a, Operand b, Vec acc) { return _mm512_dpbf16_ps(acc, a, b); }
+};
+#endif
+
+// On its way into the first-level cache while something else is computed.
+inline void prefetch(const void* address) {
+  __builtin_prefetch(address);
+}
+
+}  // namespace
+}  // namespace lighttransfer::cpu
