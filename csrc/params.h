@@ -81,6 +81,9 @@ struct CompactKvParams {
   DType dtype;
   int64_t batch, n_rows, n_kv_heads, head_dim;
   Ring ring;
+
+  // The i-th row to compact.
+  LT_HOST_DEVICE constexpr int64_t row(int64_t i) const { return rows == nullptr ? i : rows[i]; }
 };
 
 struct AppendKvParams {
@@ -92,6 +95,16 @@ struct AppendKvParams {
   DType dtype;
   int64_t batch, n_tokens, n_kv_heads, head_dim;
   int64_t n_sink;
+
+  LT_HOST_DEVICE constexpr Ring ring(int64_t b) const { return {n_sink, n_recent[b]}; }
+  LT_HOST_DEVICE constexpr int64_t start(int64_t b) const {
+    return seq_start == nullptr ? 0 : seq_start[b];
+  }
+  // The positions that row b's chunk writes; position t comes from chunk index
+  // start(b) + t - seq_len[b].
+  LT_HOST_DEVICE constexpr KeptPositions written(int64_t b) const {
+    return ring(b).kept(seq_len[b], seq_len[b] + (n_tokens - start(b)));
+  }
 };
 
 struct GatherKvParams {
@@ -103,6 +116,8 @@ struct GatherKvParams {
   DType dtype;
   int64_t batch, max_len, n_kv_heads, head_dim;
   int64_t n_sink;
+
+  LT_HOST_DEVICE constexpr Ring ring(int64_t b) const { return {n_sink, n_recent[b]}; }
 };
 
 struct StreamingDecodeParams {

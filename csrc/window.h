@@ -39,6 +39,26 @@ struct RetainedWindow {
   }
 };
 
+// The positions of a run of tokens that a ring still stores when the run ends: [begin, sink_end)
+// and [recent_begin, end).
+struct KeptPositions {
+  int64_t begin, sink_end, recent_begin, end;
+
+  LT_HOST_DEVICE constexpr int64_t size() const { return sink_end - begin + (end - recent_begin); }
+
+  // The i-th of them, in order.
+  LT_HOST_DEVICE constexpr int64_t operator[](int64_t i) const {
+    const int64_t n_sink = sink_end - begin;
+    return i < n_sink ? begin + i : recent_begin + (i - n_sink);
+  }
+
+  // How many of them, from the i-th on, are consecutive.
+  LT_HOST_DEVICE constexpr int64_t run(int64_t i) const {
+    const int64_t n_sink = sink_end - begin;
+    return i < n_sink ? n_sink - i : size() - i;
+  }
+};
+
 // Where a layer's cache stores a position. n_recent = 0: a full layer, the ring that never wraps.
 struct Ring {
   int64_t n_sink;
@@ -67,6 +87,29 @@ struct Ring {
   // First position still stored after `length` tokens, sinks excluded.
   LT_HOST_DEVICE constexpr int64_t recent_begin(int64_t length) const {
     return RetainedWindow{n_sink, wraps() ? n_recent : -1}.recent_begin(length);
+  }
+
+  // What of the positions [begin, end) is stored once the sequence ends at `end`: the whole cache
+  // for begin = 0, else what a chunk must write.
+  LT_HOST_DEVICE constexpr KeptPositions kept(int64_t begin, int64_t end) const {
+    const int64_t recent = recent_begin(end);
+    const int64_t sink_end = n_sink < end ? n_sink : end;
+    return {begin, sink_end > begin ? sink_end : begin, recent > begin ? recent : begin, end};
+  }
+
+  // How many positions, this one included, follow each other in memory before the ring wraps.
+  LT_HOST_DEVICE constexpr int64_t run(int64_t position) const {
+    return wraps() ? n_sink + n_recent - slot(position) : INT64_MAX;
+  }
+
+  // Compaction moves the positions [move_begin(length), length) from the slot of their position to
+  // their ring slot; the other kept ones are in place. Every source lies at or above
+  // n_sink + n_recent, every destination below it and in the place of an evicted token: no move
+  // reads what another one writes.
+  LT_HOST_DEVICE constexpr int64_t move_begin(int64_t length) const {
+    if (!wraps() || length <= n_sink + n_recent) return length;
+    const int64_t begin = recent_begin(length);
+    return begin > n_sink + n_recent ? begin : n_sink + n_recent;
   }
 };
 

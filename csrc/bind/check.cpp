@@ -179,12 +179,15 @@ const int32_t* Checker::int32_vector(const std::optional<Tensor>& t, const char*
 
 void Checker::row_range(const char* argument, const int32_t* values, int64_t n, int64_t low,
                         int64_t high) const {
-  for (int64_t b = 0; values != nullptr && b < n; ++b) {
-    if (values[b] >= low && values[b] <= high) continue;
-    fail_value(argument,
-               "lie in [" + std::to_string(low) + ", " + std::to_string(high) + "] in every row",
-               std::to_string(values[b]) + " in row " + std::to_string(b));
-  }
+  for (int64_t b = 0; values != nullptr && b < n; ++b) row_value(argument, values, b, low, high);
+}
+
+void Checker::row_value(const char* argument, const int32_t* values, int64_t b, int64_t low,
+                        int64_t high) const {
+  if (values[b] >= low && values[b] <= high) return;
+  fail_value(argument,
+             "lie in [" + std::to_string(low) + ", " + std::to_string(high) + "] in every row",
+             std::to_string(values[b]) + " in row " + std::to_string(b));
 }
 
 KvCache::Side Checker::cache_side(const Tensor& t, const char* argument,
@@ -209,6 +212,9 @@ KvCache Checker::kv_cache(const Tensor& k_cache, const Tensor& v_cache,
       cache_side(k_cache, "k_cache", {pages, kAny, n_kv_heads, head_dim}, k_cache.scalar_type());
   cache.v = cache_side(v_cache, "v_cache", {k_cache.size(0), k_cache.size(1), n_kv_heads, head_dim},
                        k_cache.scalar_type());
+  if (k_cache.numel() > 0 && cache.k.data == cache.v.data) {
+    fail_value("v_cache", "not be the memory of k_cache", "the same address");
+  }
   cache.n_pages = k_cache.size(0);
   cache.page_size = k_cache.size(1);
   cache.max_pages = 1;
@@ -220,8 +226,33 @@ KvCache Checker::kv_cache(const Tensor& k_cache, const Tensor& v_cache,
     cache.block_table = static_cast<const int32_t*>(block_table->data_ptr());
     cache.table_stride = block_table->stride(0);
     cache.max_pages = block_table->size(1);
+    // Without elements the sizes are bounded by nothing.
+    if (cache.max_pages > 0 && cache.page_size > INT64_MAX / cache.max_pages) {
+      fail_value("k_cache", "have a page_size that max_pages can multiply",
+                 std::to_string(cache.page_size));
+    }
   }
   return cache;
+}
+
+void Checker::capacity(const KvCache& cache, int64_t b, int64_t n_slots) const {
+  if (n_slots <= cache.capacity()) return;
+  fail_value("seq_len",
+             "leave every row within the cache's capacity of " + std::to_string(cache.capacity()) +
+                 " slots",
+             "a need for " + std::to_string(n_slots) + " in row " + std::to_string(b));
+}
+
+void Checker::pages(const KvCache& cache, int64_t b, int64_t begin, int64_t end) const {
+  if (cache.block_table == nullptr || begin >= end) return;
+  for (int64_t i = begin / cache.page_size; i <= (end - 1) / cache.page_size; ++i) {
+    const int64_t page = cache.page(b, i * cache.page_size);
+    if (page >= 0 && page < cache.n_pages) continue;
+    fail_value(
+        "block_table",
+        "hold page ids in [0, " + std::to_string(cache.n_pages) + ") where the row has tokens",
+        std::to_string(page) + " at [" + std::to_string(b) + ", " + std::to_string(i) + "]");
+  }
 }
 
 Tensor new_output(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {

@@ -59,12 +59,21 @@ class Checker {
   // Every one of the n values must lie in [low, high]. Reads them: host memory only.
   void row_range(const char* argument, const int32_t* values, int64_t n, int64_t low,
                  int64_t high) const;
+  // The same for values[b] alone.
+  void row_value(const char* argument, const int32_t* values, int64_t b, int64_t low,
+                 int64_t high) const;
 
-  // k_cache, v_cache and block_table of a layer: see KvCache. The two caches must not share memory
-  // with each other's elements, and no two of their elements may alias (no zero strides).
+  // k_cache, v_cache and block_table of a layer: see KvCache. The two caches must not be the same
+  // memory, and no two elements of one may alias (no zero strides).
   KvCache kv_cache(const Tensor& k_cache, const Tensor& v_cache,
                    const std::optional<Tensor>& block_table, int64_t batch, int64_t n_kv_heads,
                    int64_t head_dim) const;
+
+  // Row b needs `n_slots` slots: they must lie within the cache's capacity.
+  void capacity(const KvCache& cache, int64_t b, int64_t n_slots) const;
+  // The block table must map the slots [begin, end) of row b, which lie within the capacity. It is
+  // read, so for tensors on the CPU only.
+  void pages(const KvCache& cache, int64_t b, int64_t begin, int64_t end) const;
 
  private:
   // Python's None reaches a Tensor argument as an undefined tensor.

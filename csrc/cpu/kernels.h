@@ -8,6 +8,9 @@
 
 namespace lighttransfer::cpu {
 
+void run(const CompactKvParams& p);
+void run(const AppendKvParams& p);
+void run(const GatherKvParams& p);
 void run(const MergeStatesParams& p);
 
 // Every kernel that is compiled per instruction set. A copy takes the same params.

@@ -8,5 +8,6 @@ value that broke it.
 """
 
 from .attention import merge_states
+from .kv import append_kv_, compact_kv_, gather_kv
 
-__all__ = ["merge_states"]
+__all__ = ["append_kv_", "compact_kv_", "gather_kv", "merge_states"]
