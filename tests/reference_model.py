@@ -1,18 +1,20 @@
 """A slow, independent model of what LightTransfer computes: dense attention under literal 0/1 masks, in float64.
 
-It shares no code with the package. A prompt and all tokens that follow it go through the model's own modules in **one** pass
-without any cache; what each query may see is written down as a boolean matrix per layer. A query at position ``t`` of a layer
-that was cut at position ``c`` sees every key up to itself while ``t < c`` (the prefill, whose output the method leaves alone), and
-``{j <= t : j < n_sink or j > t - n_recent}`` from ``t = c`` on. A layer's native sliding window is a second mask on top.
+It shares no code with the package. A prompt and all tokens that follow it go through the model's own modules in **one**
+pass without any cache; what each query may see is written down as a boolean matrix per layer. A query at position ``t``
+of a layer that was cut at position ``c`` sees every key up to itself while ``t < c`` (the prefill, whose output the
+method leaves alone), and ``{j <= t : j < n_sink or j > t - n_recent}`` from ``t = c`` on. A layer's native sliding
+window is a second mask on top.
 
-One pass with a mask per query gives the same numbers as a decode loop, since the keys of position ``j`` depend on query ``j`` only
-through that query's own mask.
+One pass with a mask per query gives the same numbers as a decode loop, since the keys of position ``j`` depend on query
+``j`` only through that query's own mask.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,8 +44,6 @@ class LayerTrace:
 
     #: ``[H, S, S]`` attention probabilities under the layer's mask (they sum to less than 1 with a learned sink logit).
     probabilities: torch.Tensor
-    #: ``[H, S, S]`` scaled scores before mask and softmax.
-    scores: torch.Tensor
     #: ``[H, S, D]`` values, repeated for every query head.
     values: torch.Tensor
     #: the layer's native sliding window, if it has one.
@@ -86,22 +86,19 @@ def _dense_attention(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Softmax over the visible keys, one matrix product at a time. ``query [1, H_q, S, D]``, ``key/value [1, H_kv, S, D]``."""
+    """Softmax over the visible keys. ``query [1, H_q, S, D]``, ``key`` and ``value [1, H_kv, S, D]``."""
     run: _Run = _active[-1]
-    groups = query.shape[1] // key.shape[1]
-    q = query[0]
-    k, v = (x[0].repeat_interleave(groups, dim=0) for x in (key, value))
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-    visible = run.visible(module.layer_idx, native_window=sliding_window, length=q.shape[1])
+    batch, heads, length, head_dim = query.shape
+    k, v = (x.repeat_interleave(heads // key.shape[1], dim=1) for x in (key, value))
+    scores = query @ k.mT * (head_dim**-0.5 if scaling is None else scaling)
+    visible = run.visible(module.layer_idx, native_window=sliding_window, batch=batch, length=length)
     logits = scores.masked_fill(~visible, -torch.inf)
     if s_aux is not None:
-        sink = s_aux.to(logits.dtype).reshape(-1, 1, 1).expand(-1, logits.shape[1], 1)
+        sink = s_aux.to(logits.dtype).reshape(1, -1, 1, 1).expand(batch, -1, length, 1)
         logits = torch.cat([logits, sink], dim=-1)
-    probabilities = torch.softmax(logits, dim=-1)[..., : k.shape[1]]
-    run.layers[module.layer_idx] = LayerTrace(
-        probabilities.detach().double(), scores.detach().double(), v.detach().double(), sliding_window
-    )
-    return (probabilities @ v)[None].transpose(1, 2).contiguous(), None
+    probabilities = torch.softmax(logits, dim=-1)[..., :length]
+    run.layers[module.layer_idx] = LayerTrace(probabilities[0].double(), v[0].double(), sliding_window)
+    return (probabilities @ v).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(_NAME, _dense_attention)
@@ -110,28 +107,35 @@ AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)
 
 @dataclass
 class _Run:
-    cut_at: Mapping[int, int]
+    """The masks of a pass: ``cut_at[row][layer]``. With more rows than entries each entry stands for equally many."""
+
+    cut_at: Sequence[Mapping[int, int]]
     n_sink: int
     n_recent: int
     layers: dict[int, LayerTrace] = field(default_factory=dict)
-    masks: dict[tuple[int | None, int | None], torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None, int], torch.Tensor] = field(default_factory=dict)
 
-    def visible(self, layer: int, *, native_window: int | None, length: int) -> torch.Tensor:
-        key = (self.cut_at.get(layer), native_window)
-        if key not in self.masks:
-            self.masks[key] = visible_keys(
-                length, cut_at=key[0], n_sink=self.n_sink, n_recent=self.n_recent, native_window=native_window
-            )
-        return self.masks[key]
+    def visible(self, layer: int, *, native_window: int | None, batch: int, length: int) -> torch.Tensor:
+        """bool ``[batch, 1, length, length]``."""
+        rows = []
+        for row in range(batch):
+            key = (self.cut_at[row * len(self.cut_at) // batch].get(layer), native_window, length)
+            if key not in self.masks:
+                self.masks[key] = visible_keys(
+                    length, cut_at=key[0], n_sink=self.n_sink, n_recent=self.n_recent, native_window=native_window
+                )
+            rows.append(self.masks[key])
+        return torch.stack(rows)[:, None]
 
 
 _active: list[_Run] = []
 
 
 class ReferenceModel:
-    """A copy of ``model``'s weights in ``dtype``. ``torch.float64`` is the reference; the model's own dtype gives the error of plain torch.
+    """A copy of ``model``'s weights in ``dtype``.
 
-    Build it before the model is enabled, so that nothing of the package is in the copy.
+    ``torch.float64`` is the reference; the model's own dtype gives the error of plain torch in that precision. Build it
+    before the model is enabled, so that nothing of the package is in the copy.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype = torch.float64) -> None:
@@ -139,6 +143,7 @@ class ReferenceModel:
         config._experts_implementation = "eager"
         config._attn_implementation = _NAME
         self.model = type(model)(config).eval()
+        self.model.generation_config = copy.deepcopy(model.generation_config)
         self.model.load_state_dict({name: weight.clone() for name, weight in model.state_dict().items()})
         for name, parameter in self.model.named_parameters():
             assert not parameter.is_meta, name
@@ -147,54 +152,65 @@ class ReferenceModel:
         if dtype is torch.float64:
             self.model.double()
 
-    @torch.no_grad()
+    def _call(self, run: _Run, function: Callable[[], Any]) -> Any:
+        _active.append(run)
+        try:
+            with torch.no_grad(), _Widen() if self.dtype is torch.float64 else nullcontext():
+                return function()
+        finally:
+            _active.pop()
+
     def run(
         self, ids: Sequence[int], *, cut_at: Mapping[int, int] | None = None, n_sink: int = 0, n_recent: int = 0
     ) -> Trace:
         """One row of unpadded token ids. ``cut_at[layer]`` is the first query position that sees the streaming mask."""
-        run = _Run(dict(cut_at or {}), n_sink, n_recent)
-        _active.append(run)
-        try:
-            tokens = torch.tensor([list(ids)])
-            if self.dtype is torch.float64:
-                with _Widen():
-                    logits = self.model(input_ids=tokens, use_cache=False).logits
-            else:
-                logits = self.model(input_ids=tokens, use_cache=False).logits
-        finally:
-            _active.pop()
-        if self.dtype is torch.float64:
-            assert logits.dtype is torch.float64, "a module rounded the reference to single precision"
+        run = _Run([cut_at or {}], n_sink, n_recent)
+        logits = self._call(run, lambda: self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits)
+        assert logits.dtype is self.dtype, "a module rounded the reference to single precision"
         return Trace(logits[0].double(), run.layers)
 
-
-def kept_keys(length: int, *, n_sink: int, n_recent: int) -> torch.Tensor:
-    """bool ``[length]``: the keys of a prompt that a cut layer keeps, a set anchored at the prompt's end."""
-    return torch.tensor([j < n_sink or j >= length - n_recent for j in range(length)])
-
-
-def _last_queries(layer: LayerTrace, length: int, n_last: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = slice(max(0, length - n_last), length)
-    return layer.probabilities[:, rows, :length], layer.scores[:, rows, :length]
+    def generate(
+        self, ids: torch.Tensor, *, cut_at: Sequence[Mapping[int, int]], n_sink: int, n_recent: int, **kwargs: Any
+    ) -> torch.Tensor:
+        """transformers' generate over unpadded rows of equal length, recomputing every sequence at every step."""
+        run = _Run(cut_at, n_sink, n_recent)
+        return self._call(run, lambda: self.model.generate(ids, use_cache=False, **kwargs))
 
 
-def lazy_ratio(layer: LayerTrace, length: int, *, n_sink: int, n_recent: int, n_last: int) -> float:
-    """The paper's ratio: the probability on the kept keys, mean over query heads and last queries."""
-    probabilities, _ = _last_queries(layer, length, n_last)
-    return float(probabilities[..., kept_keys(length, n_sink=n_sink, n_recent=n_recent)].sum(-1).mean())
+def kept_keys(length: int, *, n_sink: int, n_recent: int, n_last: int, rolling: bool = False) -> torch.Tensor:
+    """bool ``[n, length]``: what a cut keeps, for each of the last ``n = min(n_last, length)`` queries.
+
+    After a prefill the kept set is anchored at the prompt's end, the same for every query; queries that were decode
+    steps (``rolling``) each have the window that ends at themselves.
+    """
+    rows = []
+    for t in range(max(0, length - n_last), length):
+        begin = (t + 1 if rolling else length) - n_recent
+        rows.append([j < n_sink or j >= begin for j in range(length)])
+    return torch.tensor(rows)
 
 
-def nonsink_peak(layer: LayerTrace, length: int, *, n_sink: int, n_recent: int, n_last: int) -> float:
-    """The dropped share of the mass that is not on the sinks: mean of each head's four largest queries, then the largest head."""
-    probabilities, _ = _last_queries(layer, length, n_last)
-    kept = kept_keys(length, n_sink=n_sink, n_recent=n_recent)
-    sinks = torch.arange(length) < n_sink
+def _last_queries(layer: LayerTrace, length: int, n_last: int) -> torch.Tensor:
+    return layer.probabilities[:, max(0, length - n_last) : length, :length]
+
+
+def lazy_ratio(layer: LayerTrace, kept: torch.Tensor, n_sink: int) -> float:
+    """The paper's ratio: the probability on the kept keys, mean over query heads and last queries.
+
+    What rests on a learned sink logit, which no cut can drop, counts as kept: one minus what is dropped.
+    """
+    probabilities = _last_queries(layer, kept.shape[1], kept.shape[0])
+    return 1.0 - float((probabilities * ~kept).sum(-1).mean())
+
+
+def nonsink_peak(layer: LayerTrace, kept: torch.Tensor, n_sink: int) -> float:
+    """The dropped share of the mass off the sinks: mean of each head's four largest queries, then the largest head."""
     best = 0.0
-    for head in probabilities:
+    for head in _last_queries(layer, kept.shape[1], kept.shape[0]):
         shares = []
-        for query in head:
-            off_sink = 1.0 - float(query[sinks].sum())
-            kept_off_sink = float(query[kept & ~sinks].sum())
+        for query, keep in zip(head, kept, strict=True):
+            off_sink = float(query[n_sink:].sum())
+            kept_off_sink = float(query[n_sink:][keep[n_sink:]].sum())
             share = 0.0 if off_sink < 1e-2 else min(max(1.0 - kept_off_sink / off_sink, 0.0), 1.0)
             shares.append(share)
         top = sorted(shares, reverse=True)[:4]
@@ -202,11 +218,10 @@ def nonsink_peak(layer: LayerTrace, length: int, *, n_sink: int, n_recent: int, 
     return best
 
 
-def output_error(layer: LayerTrace, length: int, *, n_sink: int, n_recent: int, n_last: int) -> float:
-    """How far the output moves when only the kept keys are attended to: relative error, mean over queries, largest head."""
-    probabilities, _ = _last_queries(layer, length, n_last)
-    values = layer.values[:, :length]
-    kept = kept_keys(length, n_sink=n_sink, n_recent=n_recent)
+def output_error(layer: LayerTrace, kept: torch.Tensor, n_sink: int) -> float:
+    """Relative error of the output over the kept keys alone: mean over queries, then the largest head."""
+    probabilities = _last_queries(layer, kept.shape[1], kept.shape[0])
+    values = layer.values[:, : kept.shape[1]]
     full = probabilities @ values
     inside = probabilities * kept
     cut = (inside / inside.sum(-1, keepdim=True)) @ values
@@ -228,12 +243,21 @@ class Choice:
 _RULES = {"lazy_ratio": (lazy_ratio, False), "nonsink_peak": (nonsink_peak, True), "output_error": (output_error, True)}
 
 
-def choose(trace: Trace, length: int, *, rule: str, n_full: int, n_sink: int, n_recent: int, n_last: int) -> Choice:
+def choose(
+    trace: Trace,
+    length: int,
+    *,
+    rule: str,
+    n_full: int,
+    n_sink: int,
+    n_recent: int,
+    n_last: int,
+    rolling: bool = False,
+) -> Choice:
     """Keeps the ``n_full`` layers with the smallest ratio, or with the largest score under the other two rules."""
     score, largest = _RULES[rule]
-    scores = {
-        i: score(trace.layers[i], length, n_sink=n_sink, n_recent=n_recent, n_last=n_last) for i in trace.competing
-    }
+    kept = kept_keys(length, n_sink=n_sink, n_recent=n_recent, n_last=n_last, rolling=rolling)
+    scores = {i: score(trace.layers[i], kept, n_sink) for i in trace.competing}
     # Equal scores: the earlier layer is evicted first, so the later one comes first among those kept.
     order = sorted(scores, key=lambda i: (-scores[i] if largest else scores[i], -i))
     full, streaming = order[:n_full], order[n_full:]

@@ -1,4 +1,4 @@
-"""The reference model itself: against transformers, against masks written by hand, and against a decode loop over a Python list."""
+"""The reference model itself: against transformers, hand-made masks and a decode loop over a list."""
 
 from __future__ import annotations
 
@@ -64,28 +64,43 @@ def test_a_cut_moves_the_logits_of_decode_steps_only() -> None:
     assert ((full[25:] - cut[25:]).abs().amax(-1) > 1e-2).all()
 
 
+def test_generate_of_the_uncut_reference_is_transformers() -> None:
+    model = tiny_models.build(tiny_models.llama())
+    ids = torch.tensor([tiny_models.prompt(20, seed=seed) for seed in range(2)])
+    kwargs = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False}
+    expected = model.generate(ids, **kwargs)
+    actual = ref.ReferenceModel(model).generate(ids, cut_at=[{}, {}], n_sink=0, n_recent=0, **kwargs)
+    assert torch.equal(actual, expected)
+
+
 def _layer(probabilities: list[list[float]], values: torch.Tensor | None = None) -> ref.LayerTrace:
     p = torch.tensor([probabilities], dtype=torch.float64)
-    return ref.LayerTrace(p, p.log(), torch.zeros(1, p.shape[-1], 1) if values is None else values[None], None)
+    return ref.LayerTrace(p, torch.zeros(1, p.shape[-1], 1) if values is None else values[None], None)
+
+
+def test_kept_keys_by_hand() -> None:
+    anchored = ref.kept_keys(6, n_sink=1, n_recent=2, n_last=3)
+    rolling = ref.kept_keys(6, n_sink=1, n_recent=2, n_last=3, rolling=True)
+    assert ["".join("01"[int(x)] for x in row) for row in anchored] == ["100011"] * 3
+    assert ["".join("01"[int(x)] for x in row) for row in rolling] == ["101111", "100111", "100011"]  # causal cut apart
 
 
 def test_selection_rules_by_hand() -> None:
     # One head, four keys, one sink and one recent key kept; the last query alone counts.
     layer = _layer([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.4, 0.3, 0.3, 0], [0.5, 0.1, 0.2, 0.2]])
-    window = {"n_sink": 1, "n_recent": 1, "n_last": 1}
-    assert ref.lazy_ratio(layer, 4, **window) == pytest.approx(0.7)
-    assert ref.nonsink_peak(layer, 4, **window) == pytest.approx(1 - 0.2 / 0.5)
-    values = torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
-    layer.values = values[None]
+    kept = ref.kept_keys(4, n_sink=1, n_recent=1, n_last=1)
+    assert ref.lazy_ratio(layer, kept, 1) == pytest.approx(0.7)
+    assert ref.nonsink_peak(layer, kept, 1) == pytest.approx(1 - 0.2 / 0.5)
+    layer.values = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]], dtype=torch.float64)
     full, cut = 0.5 + 0.2 + 0.6 + 0.8, (0.5 + 0.8) / 0.7
-    assert ref.output_error(layer, 4, **window) == pytest.approx(abs(full - cut) / cut)
+    assert ref.output_error(layer, kept, 1) == pytest.approx(abs(full - cut) / cut)
 
 
 def test_selection_rules_of_a_prompt_inside_the_window() -> None:
     layer = _layer([[1, 0, 0], [0.5, 0.5, 0], [0.2, 0.3, 0.5]])
-    window = {"n_sink": 1, "n_recent": 2, "n_last": 2}
-    assert ref.lazy_ratio(layer, 3, **window) == pytest.approx(1.0)
-    assert ref.nonsink_peak(layer, 3, **window) == pytest.approx(0.0)
+    kept = ref.kept_keys(3, n_sink=1, n_recent=2, n_last=2)
+    assert ref.lazy_ratio(layer, kept, 1) == pytest.approx(1.0)
+    assert ref.nonsink_peak(layer, kept, 1) == pytest.approx(0.0)
 
 
 def test_choice_breaks_ties_by_evicting_the_earlier_layer() -> None:

@@ -1,8 +1,8 @@
 """Causal language models with tiny random weights, one factory per architecture that the tests cover.
 
-The default initialisation (std 0.02) makes attention nearly uniform, so that a wrong mask would hardly move a logit. Here every
-matrix has unit gain and queries and keys a larger one: attention is peaked, layers and prompts differ, and one key too many is
-visible in the third digit of a logit.
+The default initialisation (std 0.02) makes attention nearly uniform, so that a wrong mask would hardly move a logit.
+Here every matrix has unit gain and queries and keys a larger one: attention is peaked, layers and prompts differ, and a
+wrong mask moves logits, whose standard deviation is 1, by tenths.
 """
 
 from __future__ import annotations
