@@ -413,18 +413,19 @@ def test_errors_of_one_op(device, op, name, change, kind, text):
         (append_kv_, "seq_start", [0, 1, 5], r"seq_start must lie in \[0, 4\] in every row, got 5 in row 2"),
         (append_kv_, "seq_start", [0, -1, 0], r"seq_start must lie in \[0, 4\] in every row, got -1 in row 1"),
         (append_kv_, "seq_len", [3, 9, 2**31 - 1], "capacity"),
-        (append_kv_, "block_table", 15, r"page ids in \[0, 15\) where .*, got 15 at"),
-        (append_kv_, "block_table", -(2**31), "page ids in"),
+        (append_kv_, "block_table", (3, 15), r"page ids in \[0, 15\) where .*, got 15 at"),
+        (append_kv_, "block_table", (3, -(2**31)), "page ids in"),
         (compact_kv_, "seq_len", [16, 9, 25], "capacity of 24 slots, got a need for 25 in row 2"),
         (compact_kv_, "rows", [0, 3], r"rows must lie in \[0, 2\] in every row, got 3 in row 1"),
         (compact_kv_, "rows", [0, -1], r"rows must lie in \[0, 2\]"),
         (compact_kv_, "rows", [0, 2, 0], "rows must name a row once, got 0 again"),
-        (compact_kv_, "block_table", 2**31 - 1, "page ids in"),
+        (compact_kv_, "block_table", (2, 2**31 - 1), "page ids in"),
+        (compact_kv_, "block_table", (0, -1), r"page ids in .*, got -1 at \[2, 0\]"),
         (gather_kv, "seq_len", [3, 9, 25], "capacity of 24 slots, got a need for 25 in row 2"),
         (gather_kv, "seq_len", [3, 9, 17], r"got -1 at \[2, 4\]"),
         (gather_kv, "n_recent", [0, -5, 0], "n_recent must lie in"),
         (gather_kv, "max_len", 11, "max_len must hold every row's cached tokens, 12 in row 2, got 11"),
-        (gather_kv, "block_table", 15, "page ids in"),
+        (gather_kv, "block_table", (2, 15), "page ids in"),
     ],
 )
 def test_row_errors_leave_every_buffer(op, name, value, text):
@@ -432,17 +433,33 @@ def test_row_errors_leave_every_buffer(op, name, value, text):
     cache, arguments = _good_call()
     if name == "block_table":
         arguments[name] = arguments[name].clone()
-        arguments[name][2, 2 if op is not append_kv_ else 3] = value
+        arguments[name][2, value[0]] = value[1]
     else:
         arguments[name] = _i32(value) if isinstance(value, list) else value
     if op is compact_kv_ and name == "block_table":
-        arguments["n_recent"] = 5  # row 2: slots 7 to 11
+        arguments["n_recent"] = 5  # row 2 moves its slots 7 to 11 to 1 to 5
     before = cache.base.clone()
     if text is None:
         _apply(op, arguments)
         return
     with pytest.raises(ValueError, match=text):
         _apply(op, arguments)
+    assert torch.equal(bits(cache.base), bits(before))
+
+
+def test_append_checks_the_sinks_page():
+    cache, arguments = _good_call()
+    arguments["block_table"] = cache.table.clone()
+    arguments["block_table"][2, 0] = 99
+    arguments["seq_len"] = _i32([3, 9, 0])
+    arguments["n_recent"][2] = 2
+    arguments["n_sink"] = 1  # row 2 writes slot 0 and, wrapped, slots 1 and 2
+    before = cache.base.clone()
+    with pytest.raises(ValueError, match=r"page ids in .*, got 99 at \[2, 0\]"):
+        _apply(append_kv_, arguments)
+    arguments["n_sink"] = 4  # row 2 writes sinks alone
+    with pytest.raises(ValueError, match=r"page ids in .*, got 99 at \[2, 0\]"):
+        _apply(append_kv_, arguments)
     assert torch.equal(bits(cache.base), bits(before))
 
 
