@@ -45,11 +45,11 @@ struct AttentionParams {
   Activation q, k, v, out;   // [B, S_q, H_q, D], [B, S_k, H_kv, D] twice, [B, S_q, H_q, D]
   float* lse;                // [B, H_q, S_q] contiguous, natural log
   float* mass;               // [B, H_q, n_last, 2] contiguous, nullptr: not asked for
-  const int32_t* seq_start;  // [B], nullptr: all 0
+  const int32_t* seq_start;  // [B], in [0, S_k], nullptr: all 0
   DType dtype;
   int64_t batch, n_queries, n_keys, n_heads, n_kv_heads, head_dim;
   float scale;
-  bool causal;
+  bool causal;  // bottom-right aligned: query i stands at key S_k - S_q + i
   RetainedWindow mask;    // the streaming mask, unlimited: plain attention
   RetainedWindow window;  // the window whose mass is measured
   int64_t n_last;
@@ -139,8 +139,8 @@ struct StreamingDecodeParams {
 struct MergeStatesParams {
   Activation out_a, out_b, out;  // [B, S, H, D]
   const float *lse_a, *lse_b;    // [B, H, S]
-  int64_t lse_a_strides[3], lse_b_strides[3];
-  float* lse;  // [B, H, S] contiguous
+  float* lse;                   // [B, H, S]
+  int64_t lse_a_strides[3], lse_b_strides[3], lse_strides[3];
   DType dtype;
   int64_t batch, n_tokens, n_heads, head_dim;
 };

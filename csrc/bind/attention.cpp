@@ -1,42 +1,106 @@
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cmath>
+
 #include "backend.h"
 #include "check.h"
+#ifndef LIGHTTRANSFER_SIMULATOR
+#include "../cpu/attention.h"
+#endif
 
 namespace lighttransfer::bind {
 namespace {
 
+struct State {
+  Tensor out, lse;
+};
+
 template <class Backend>
-std::tuple<Tensor, Tensor> merge_states(const Tensor& out_a, const Tensor& lse_a,
-                                        const Tensor& out_b, const Tensor& lse_b) {
-  const Checker check("merge_states", out_a, "out_a");
-  MergeStatesParams p{};
-  check.shape(out_a, "out_a", "[B, S, H, D]", {kAny, kAny, kAny, kAny});
-  const int64_t b = out_a.size(0), s = out_a.size(1), h = out_a.size(2), d = out_a.size(3);
-  p.dtype = check.float_dtype(out_a, "out_a");
-  const ScalarType dtype = out_a.scalar_type();
-  p.out_a = check.activation(out_a, "out_a", "[B, S, H, D]", {b, s, h, d}, dtype);
-  p.out_b = check.activation(out_b, "out_b", "[B, S, H, D]", {b, s, h, d}, dtype);
-
-  const auto lse = [&](const Tensor& t, const char* argument, int64_t* strides) {
-    check.shape(t, argument, "[B, H, S]", {b, h, s});
-    check.dtype(t, argument, ScalarType::Float);
-    for (int64_t i = 0; i < 3; ++i) strides[i] = t.stride(i);
-    return static_cast<const float*>(t.data_ptr());
-  };
-  p.lse_a = lse(lse_a, "lse_a", p.lse_a_strides);
-  p.lse_b = lse(lse_b, "lse_b", p.lse_b_strides);
-
-  Tensor out = new_output(out_a, {b, s, h, d}, dtype);
-  Tensor lse_out = new_output(out_a, {b, h, s}, ScalarType::Float);
+State attend(const Backend& backend, const Tensor& q, AttentionParams& p) {
+  Tensor out = new_output(q, {p.batch, p.n_queries, p.n_heads, p.head_dim}, q.scalar_type());
+  Tensor lse = new_output(q, {p.batch, p.n_heads, p.n_queries}, ScalarType::Float);
   p.out = as_activation(out);
-  p.lse = static_cast<float*>(lse_out.data_ptr());
-  p.batch = b, p.n_tokens = s, p.n_heads = h, p.head_dim = d;
-  if (out.numel() > 0 || lse_out.numel() > 0) Backend(out_a).run(p);
-  return {out, lse_out};
+  p.lse = static_cast<float*>(lse.data_ptr());
+  backend.run(p);
+  return {out, lse};
+}
+
+#ifndef LIGHTTRANSFER_SIMULATOR
+State attend(const CpuBackend&, const Tensor&, AttentionParams& p) {
+  const cpu::AttentionResult result = cpu::attend(p);
+  return {result.out, result.lse};
+}
+#endif
+
+// A window beyond the keys there are is the same as one that holds them all; cut to that, sums of
+// its sizes cannot overflow.
+RetainedWindow checked_window(const Checker& check, int64_t n_sink, int64_t n_recent,
+                              int64_t least_n_recent, int64_t n_keys) {
+  check.range("n_sink", n_sink, 0, INT64_MAX);
+  check.range("n_recent", n_recent, least_n_recent, INT64_MAX);
+  return {std::min(n_sink, n_keys), std::min(n_recent, n_keys)};
+}
+
+// Everything but the windows, the mass and the outputs.
+template <class Backend>
+AttentionParams checked_params(const Checker& check, const Tensor& q, const Tensor& k,
+                               const Tensor& v, std::optional<double> scale, bool causal,
+                               const std::optional<Tensor>& seq_start) {
+  AttentionParams p{};
+  check.shape(q, "q", "[B, S_q, H_q, D]", {kAny, kAny, kAny, kAny});
+  p.batch = q.size(0), p.n_queries = q.size(1), p.n_heads = q.size(2), p.head_dim = q.size(3);
+  check.shape(k, "k", "[B, S_k, H_kv, D]", {p.batch, kAny, kAny, p.head_dim});
+  p.n_keys = k.size(1), p.n_kv_heads = k.size(2);
+  p.dtype = check.float_dtype(q, "q");
+  check.head_dim("q", p.head_dim);
+  check.heads(p.n_heads, p.n_kv_heads);
+
+  const ScalarType dtype = q.scalar_type();
+  p.q = check.activation(q, "q", "[B, S_q, H_q, D]", {p.batch, p.n_queries, p.n_heads, p.head_dim},
+                         dtype);
+  const auto keys = {p.batch, p.n_keys, p.n_kv_heads, p.head_dim};
+  p.k = check.activation(k, "k", "[B, S_k, H_kv, D]", keys, dtype);
+  p.v = check.activation(v, "v", "[B, S_k, H_kv, D]", keys, dtype);
+  p.scale = check.scale(scale, p.head_dim);
+  p.causal = causal;
+  p.seq_start = check.int32_vector(seq_start, "seq_start", p.batch);
+  if constexpr (Backend::kReadsTensors) {
+    check.row_range("seq_start", p.seq_start, p.batch, 0, p.n_keys);
+  }
+  return p;
+}
+
+// Without elements, or without keys, there is nothing to run.
+template <class Backend>
+State run(const Tensor& q, AttentionParams& p) {
+  const bool no_output = p.batch == 0 || p.n_queries == 0 || p.n_heads == 0;
+  if (!no_output && p.n_keys > 0) return attend(Backend(q), q, p);
+  State state{new_output(q, {p.batch, p.n_queries, p.n_heads, p.head_dim}, q.scalar_type()),
+              new_output(q, {p.batch, p.n_heads, p.n_queries}, ScalarType::Float)};
+  if (!no_output) {
+    torch::stable::zero_(state.out);
+    torch::stable::fill_(state.lse, -INFINITY);
+  }
+  return state;
+}
+
+template <class Backend>
+std::tuple<Tensor, Tensor> prefill_attn(const Tensor& q, const Tensor& k, const Tensor& v,
+                                        std::optional<double> scale, bool causal, int64_t n_sink,
+                                        int64_t n_recent, std::optional<Tensor> seq_start) {
+  const Checker check("prefill_attn", q, "q");
+  AttentionParams p = checked_params<Backend>(check, q, k, v, scale, causal, seq_start);
+  p.mask = checked_window(check, n_sink, n_recent, -1, p.n_keys);
+  if (p.mask.limited() && !causal) {
+    check.fail_value("n_recent", "be -1 where causal is False", std::to_string(n_recent));
+  }
+  const State state = run<Backend>(q, p);
+  return {state.out, state.lse};
 }
 
 }  // namespace
 
-LT_REGISTER_CPU(merge_states)
-LT_REGISTER_CUDA(merge_states)
+LT_REGISTER_CPU(prefill_attn)
 
 }  // namespace lighttransfer::bind

@@ -148,6 +148,12 @@ void Checker::heads(int64_t n_heads, int64_t n_kv_heads) const {
              std::to_string(n_heads) + " heads over " + std::to_string(n_kv_heads) + " KV heads");
 }
 
+float Checker::scale(std::optional<double> scale, int64_t head_dim) const {
+  const float value = softmax_scale(scale, head_dim);
+  if (value > 0 && std::isfinite(value)) return value;
+  fail_value("scale", "be a positive finite number", std::to_string(*scale));
+}
+
 void Checker::unit_stride(const Tensor& t, const char* argument) const {
   const int64_t last = t.dim() - 1;
   if (t.size(last) <= 1 || t.stride(last) == 1) return;

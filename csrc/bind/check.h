@@ -43,6 +43,8 @@ class Checker {
   // A multiple of 8 between 8 and 256.
   void head_dim(const char* argument, int64_t d) const;
   void heads(int64_t n_heads, int64_t n_kv_heads) const;
+  // The softmax scale, 1 / sqrt(head_dim) where it is None: positive and finite in fp32.
+  float scale(std::optional<double> scale, int64_t head_dim) const;
 
   // The last dimension must have unit stride (a dimension of size 0 or 1 has any).
   void unit_stride(const Tensor& t, const char* argument) const;

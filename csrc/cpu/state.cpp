@@ -20,7 +20,7 @@ void merge_rows(const MergeStatesParams& p, int64_t begin, int64_t end) {
     const float lse_a = p.lse_a[b * sa[0] + h * sa[1] + s * sa[2]];
     const float lse_b = p.lse_b[b * sb[0] + h * sb[1] + s * sb[2]];
     const MergeWeights w = merge_weights(lse_a, lse_b);
-    p.lse[(b * p.n_heads + h) * p.n_tokens + s] = w.lse;
+    p.lse[b * p.lse_strides[0] + h * p.lse_strides[1] + s * p.lse_strides[2]] = w.lse;
 
     const T* a = row(p.out_a, b, s, h);
     const T* c = row(p.out_b, b, s, h);

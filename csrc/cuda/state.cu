@@ -27,7 +27,9 @@ __global__ void merge_states_kernel(MergeStatesParams p, int64_t n_granules, int
   const float lse_b =
       p.lse_b[b * p.lse_b_strides[0] + h * p.lse_b_strides[1] + s * p.lse_b_strides[2]];
   const MergeWeights w = merge_weights(lse_a, lse_b);
-  if (granule == 0) p.lse[(b * p.n_heads + h) * p.n_tokens + s] = w.lse;
+  if (granule == 0) {
+    p.lse[b * p.lse_strides[0] + h * p.lse_strides[1] + s * p.lse_strides[2]] = w.lse;
+  }
 
   const auto at = [&](const Activation& a) {
     return static_cast<T*>(a.data) + b * a.batch_stride + s * a.token_stride + h * a.head_stride +

@@ -7,7 +7,8 @@ for ``torch.compile``, and raises ``ValueError`` or ``TypeError`` with the argum
 value that broke it.
 """
 
-from .attention import merge_states
+from .attention import prefill_attn
 from .kv import append_kv_, compact_kv_, gather_kv
+from .state import merge_states
 
-__all__ = ["append_kv_", "compact_kv_", "gather_kv", "merge_states"]
+__all__ = ["append_kv_", "compact_kv_", "gather_kv", "merge_states", "prefill_attn"]

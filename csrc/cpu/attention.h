@@ -1,0 +1,18 @@
+// Attention on the CPU returns tensors: the memory is torch's, which saves a copy of the output.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include "../params.h"
+
+namespace lighttransfer::cpu {
+
+struct AttentionResult {
+  torch::stable::Tensor out;  // [B, S_q, H_q, D] contiguous
+  torch::stable::Tensor lse;  // [B, H_q, S_q] contiguous
+};
+
+// Computes p.mass too where it is asked for; ignores p.out and p.lse. No size is 0.
+AttentionResult attend(const AttentionParams& p);
+
+}  // namespace lighttransfer::cpu
