@@ -102,5 +102,6 @@ std::tuple<Tensor, Tensor> prefill_attn(const Tensor& q, const Tensor& k, const 
 }  // namespace
 
 LT_REGISTER_CPU(prefill_attn)
+LT_REGISTER_CUDA(prefill_attn)
 
 }  // namespace lighttransfer::bind

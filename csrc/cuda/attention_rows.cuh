@@ -1,0 +1,161 @@
+// What a CTA of the prefill kernels has to show for its rows, and how it writes it.
+#pragma once
+
+#include <new>
+
+#include "attention_shape.cuh"
+#include "softmax.cuh"
+
+namespace lighttransfer::cuda {
+
+// The attention state of a tile of rows: the softmax and the output, not yet divided by the sums.
+template <class Element, class Shape>
+class PrefillRows {
+ protected:
+  static constexpr int kFragments = Shape::kRowsPerWarp / 16;
+  static constexpr int kD = Shape::kHeadDim / 8;
+  using QTile = typename Shape::QTile;
+  using Softmax = OnlineSoftmax<Element, kFragments>;
+
+  __device__ __forceinline__ PrefillRows(const PrefillArgs& args, char* smem)
+      : args_(args),
+        p_(args.p),
+        smem_(smem),
+        base_(shared_address(smem)),
+        cta_(*reinterpret_cast<RowTile*>(smem + Shape::kRowTile)),
+        softmax_(args.scale_log2, args.slack) {
+    if (threadIdx.x == 0) new (&cta_) RowTile(p_, args.row_tiles, Shape::kBlockM);
+    __syncthreads();
+  }
+
+  // This thread's element of an activation of the CTA's batch row.
+  __device__ __forceinline__ char* element(const Activation& a, int head, int row, int col) const {
+    return static_cast<char*>(a.data) +
+           2 * (cta_.batch * a.batch_stride + head * a.head_stride + row * a.token_stride + col);
+  }
+
+  // Ends segment i of a tile with measured rows: its sums make way for the next segment's.
+  __device__ __forceinline__ void set_aside(int i) {
+    softmax_.reduce_sums();
+#pragma unroll
+    for (int r = 0; r < Softmax::kRows; ++r) {
+      if (lane() % 4 == 0) *partial(i, r) = {softmax_.sum[r], softmax_.anchor[r]};
+      softmax_.sum[r] = 0.0f;
+    }
+  }
+  __device__ __forceinline__ float2* partial(int i, int r) const {
+    return reinterpret_cast<float2*>(smem_ + Shape::kPartials) + i * Shape::kBlockM + warp_row() +
+           row_of(r);
+  }
+
+  __device__ __forceinline__ void finish() {
+    softmax_.reduce_sums();
+    if (p_.mass != nullptr) write_mass();
+    write_lse();
+#pragma unroll
+    for (int r = 0; r < Softmax::kRows; ++r) {
+      const float total = softmax_.sum[r], factor = total == 0.0f ? 0.0f : 1.0f / total;
+#pragma unroll
+      for (int d = 0; d < kD; ++d) {
+        o_[r / 2][d][r % 2 * 2] *= factor;
+        o_[r / 2][d][r % 2 * 2 + 1] *= factor;
+      }
+    }
+    write_output();
+  }
+
+  // The last segment's sums are those of the sinks. Afterwards softmax_.sum is that of the whole
+  // row.
+  __device__ __forceinline__ void write_mass() {
+    const int n_last = static_cast<int>(p_.n_last), n_queries = static_cast<int>(p_.n_queries);
+    auto* mass =
+        reinterpret_cast<float2*>(p_.mass) + (cta_.batch * p_.n_heads + cta_.head) * p_.n_last;
+    if (cta_.row_end == n_queries) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < n_last - cta_.n_measured(); i += Shape::kThreads) {
+        mass[i] = {0.0f, 0.0f};
+      }
+    }
+    if (!cta_.measures(cta_.row_end - 1)) return;
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < Softmax::kRows; ++r) {
+      const float2 recent = *partial(RowTile::kRecent, r), middle = *partial(1, r);
+      const float sinks_sum = softmax_.sum[r];
+      const float recent_sum = recent.x * softmax_.since(recent.y, r);
+      const float total = sinks_sum + recent_sum + middle.x * softmax_.since(middle.y, r);
+      softmax_.sum[r] = total;
+      const int row = cta_.row_begin + warp_row() + row_of(r);
+      if (lane() % 4 == 0 && row < cta_.row_end && cta_.measures(row)) {
+        mass[n_last - (n_queries - row)] = {sinks_sum / total, recent_sum / total};
+      }
+    }
+  }
+
+  // Each of a row's four lanes has all of its rows: lane t % 4 writes row t.
+  __device__ __forceinline__ void write_lse() const {
+    const int r = lane() % 4 % Softmax::kRows;
+    float anchor = softmax_.anchor[0], sum = softmax_.sum[0];
+#pragma unroll
+    for (int i = 1; i < Softmax::kRows; ++i) {
+      if (r == i) anchor = softmax_.anchor[i], sum = softmax_.sum[i];
+    }
+    const int row = cta_.row_begin + warp_row() + row_of(r);
+    if (lane() % 4 < Softmax::kRows && row < cta_.row_end) {
+      p_.lse[(cta_.batch * p_.n_heads + cta_.head) * p_.n_queries + row] =
+          softmax_.lse(anchor, sum);
+    }
+  }
+
+  // Through the warp's own rows of the query tile, so that every store is of 16 bytes.
+  __device__ __forceinline__ void write_output() const {
+    const uint32_t to = base_ + QTile::offset(warp_row() + lane() / 4, 0) + lane() % 4 * 4;
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < Softmax::kRows; ++r) {
+      const uint32_t row = QTile::down(to, 8 * r);
+#pragma unroll
+      for (int d = 0; d < kD; ++d) {
+        const auto& o = o_[r / 2][d];
+        store_shared(QTile::right(row, 8 * d), pack<Element>(o[r % 2 * 2], o[r % 2 * 2 + 1]));
+      }
+    }
+    __syncwarp();
+    constexpr int kLanes = QTile::kBlockCols / 8, kRowsPerPass = 32 / kLanes;
+    const int col = lane() % kLanes * 8;
+#pragma unroll
+    for (int pass = 0; pass < Shape::kRowsPerWarp / kRowsPerPass; ++pass) {
+      const int row = warp_row() + pass * kRowsPerPass + lane() / kLanes;
+      if (cta_.row_begin + row >= cta_.row_end) break;
+      auto* out = element(p_.out, cta_.head, cta_.row_begin + row, col);
+#pragma unroll
+      for (int block = 0; block < QTile::kBlocks; ++block) {
+        if (col + block * QTile::kBlockCols >= p_.head_dim) break;
+        *reinterpret_cast<uint4*>(out + block * QTile::kRowBytes) = *reinterpret_cast<const uint4*>(
+            smem_ + QTile::offset(row, col) + block * QTile::kBlockBytes);
+      }
+    }
+  }
+
+  // Read anew each time: kept, they would hold registers through the loop, which has none left.
+  static __device__ __forceinline__ int thread() {
+    int id;
+    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(id));
+    return id;
+  }
+  static __device__ __forceinline__ int lane() { return thread() % 32; }
+  static __device__ __forceinline__ int warp_row() { return thread() / 32 * Shape::kRowsPerWarp; }
+
+  // Row r of a thread's fragments, within the warp's rows.
+  __device__ __forceinline__ int row_of(int r) const { return 8 * r + lane() / 4; }
+
+  const PrefillArgs& args_;
+  const AttentionParams& p_;
+  char* smem_;
+  uint32_t base_;  // shared address of smem_
+  RowTile& cta_;   // in shared memory, since only masked tiles and the ends of segments look at it
+  Softmax softmax_;
+  float o_[kFragments][kD][4] = {};
+};
+
+}  // namespace lighttransfer::cuda

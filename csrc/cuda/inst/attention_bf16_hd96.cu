@@ -1,0 +1,7 @@
+#include "../attention_launch.cuh"
+
+namespace lighttransfer::cuda {
+
+template void launch_prefill<__nv_bfloat16, 96>(const AttentionParams& p, void* stream);
+
+}  // namespace lighttransfer::cuda

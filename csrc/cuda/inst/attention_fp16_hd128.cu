@@ -1,0 +1,7 @@
+#include "../attention_launch.cuh"
+
+namespace lighttransfer::cuda {
+
+template void launch_prefill<__half, 128>(const AttentionParams& p, void* stream);
+
+}  // namespace lighttransfer::cuda

@@ -1,0 +1,119 @@
+// Softmax over keys that arrive tile by tile, for the rows that one thread's mma fragments hold.
+#pragma once
+
+#include "tensor_core.cuh"
+
+namespace lighttransfer::cuda {
+
+__device__ __forceinline__ float row_reduce_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float row_reduce_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Weights are 2^(scale_log2 * (score - anchor)). The anchor is a maximum of the row's scores, but
+// not always the newest: any anchor gives the same quotient in the end, so it is raised, and what
+// has been summed is rescaled, only when a score would give a weight above 2^kSlack. Such weights
+// lose nothing: they are far from the limit of fp16 and fp32 alike.
+//
+// Row r of a thread's 2 * kFragments rows is row (r % 2) * 8 + lane / 4 of fragment r / 2. Its
+// columns are spread over four lanes: the anchor is common to them, the sum is of the thread's own
+// columns until reduce_sums().
+constexpr float kSlack = 8.0f;
+
+template <class Element, int kFragments>
+struct OnlineSoftmax {
+  static constexpr int kRows = 2 * kFragments;
+
+  float anchor[kRows];  // -inf: no visible key so far
+  float sum[kRows];
+  const float& scale_log2;  // > 0
+  const float& slack;       // kSlack / scale_log2, in units of scores
+
+  __device__ __forceinline__ OnlineSoftmax(const float& scale_log2_, const float& slack_)
+      : scale_log2(scale_log2_), slack(slack_) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) anchor[r] = -INFINITY, sum[r] = 0.0f;
+  }
+
+  // Turns a tile of scores into weights `p`, packed as A operands, and adds them to the sums.
+  // kMasked: some scores are -inf, possibly all those of a row so far.
+  template <bool kMasked, int kN, int kD>
+  __device__ __forceinline__ void update(float (&s)[kFragments][kN][4],
+                                         uint32_t (&p)[kFragments][kN / 2][4],
+                                         float (&o)[kFragments][kD][4]) {
+    float top[kRows];
+    bool grew = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int m = r / 2, i = r % 2 * 2;
+      top[r] = fmaxf(s[m][0][i], s[m][0][i + 1]);
+#pragma unroll
+      for (int n = 1; n < kN; ++n) top[r] = fmaxf(fmaxf(top[r], s[m][n][i]), s[m][n][i + 1]);
+      grew |= top[r] > anchor[r] + slack;
+    }
+    // No reduction over the row's lanes is needed to see that no anchor must rise.
+    if (__any_sync(~0u, grew)) raise(top, o);
+
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int m = r / 2, i = r % 2 * 2;
+      // A row without keys has weights 2^-inf, not 2^(-inf + inf).
+      const float shift = kMasked && anchor[r] == -INFINITY ? 0.0f : -anchor[r] * scale_log2;
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        const float low = fast_exp2(fmaf(s[m][n][i], scale_log2, shift));
+        const float high = fast_exp2(fmaf(s[m][n][i + 1], scale_log2, shift));
+        sum[r] += low + high;
+        p[m][n / 2][n % 2 * 2 + r % 2] = pack<Element>(low, high);
+      }
+    }
+  }
+
+  template <int kD>
+  __device__ __forceinline__ void raise(float (&top)[kRows], float (&o)[kFragments][kD][4]) {
+    float factor[kRows];
+    bool has_output = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float raised = fmaxf(anchor[r], row_reduce_max(top[r]));
+      // -inf - -inf: a row that still has no key has nothing to rescale.
+      factor[r] = raised == -INFINITY ? 1.0f : fast_exp2((anchor[r] - raised) * scale_log2);
+      has_output |= anchor[r] != -INFINITY;
+      anchor[r] = raised;
+      sum[r] *= factor[r];
+    }
+    if (!__any_sync(~0u, has_output)) return;  // the first tile: o is zero
+#pragma unroll
+    for (int m = 0; m < kFragments; ++m) {
+#pragma unroll
+      for (int d = 0; d < kD; ++d) {
+        o[m][d][0] *= factor[2 * m], o[m][d][1] *= factor[2 * m];
+        o[m][d][2] *= factor[2 * m + 1], o[m][d][3] *= factor[2 * m + 1];
+      }
+    }
+  }
+
+  // From sums over the thread's columns to sums over the row.
+  __device__ __forceinline__ void reduce_sums() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] = row_reduce_sum(sum[r]);
+  }
+
+  // Factor that takes a sum made under the anchor `from` to row r's present anchor.
+  __device__ __forceinline__ float since(float from, int r) const {
+    return from == -INFINITY ? 0.0f : fast_exp2((from - anchor[r]) * scale_log2);
+  }
+
+  // Natural-log LSE of a row whose sum over all columns is `total`.
+  __device__ __forceinline__ float lse(float row_anchor, float total) const {
+    constexpr float kLn2 = 0.693147180559945f;
+    return total == 0.0f ? -INFINITY : fmaf(row_anchor * scale_log2, kLn2, logf(total));
+  }
+};
+
+}  // namespace lighttransfer::cuda

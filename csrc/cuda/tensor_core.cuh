@@ -1,0 +1,65 @@
+// The warp-wide instructions of the attention kernels: ldmatrix, mma.m16n8k16 and the conversions
+// around them. Shared-memory addresses are 32-bit ones of the shared window.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cute/arch/mma_sm80.hpp>
+#include <type_traits>
+
+namespace lighttransfer::cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(word) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+// c += a * b for one m16n8k16 product. With g = lane / 4 and t = lane % 4, c holds the elements
+// (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+template <class Element>
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  using Atom =
+      std::conditional_t<std::is_same_v<Element, __half>, cute::SM80_16x8x16_F32F16F16F32_TN,
+                         cute::SM80_16x8x16_F32BF16BF16F32_TN>;
+  Atom::fma(c[0], c[1], c[2], c[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3]);
+}
+
+// Two elements in one register, `low` in the lower half, by one conversion.
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (std::is_same_v<Element, __half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// 2^x by the special function unit; 2^-inf is 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace lighttransfer::cuda
