@@ -27,6 +27,12 @@ struct CpuBackend {
   void run(const Params& params) const {
     cpu::run(params);
   }
+
+  // Scratch memory that an op with params.workspace needs.
+  template <class Params>
+  int64_t workspace_bytes(const Params& params) const {
+    return cpu::workspace_bytes(params);
+  }
 };
 #endif
 
@@ -42,6 +48,11 @@ class CudaBackend {
   template <class Params>
   void run(const Params& params) const {
     cuda::run(params, launch_.stream());
+  }
+
+  template <class Params>
+  int64_t workspace_bytes(const Params& params) const {
+    return cuda::workspace_bytes(params);
   }
 
  private:

@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "decode_split.h"
 #include "kernels.h"
 
 namespace lighttransfer::cpu {
@@ -60,6 +61,14 @@ const char* isa_name() {
 
 void run(const MergeStatesParams& p) {
   dispatch(p);
+}
+
+void run(const StreamingDecodeParams& p) {
+  dispatch(p);
+}
+
+int64_t workspace_bytes(const StreamingDecodeParams& p) {
+  return DecodeSplits(p).bytes();
 }
 
 }  // namespace lighttransfer::cpu

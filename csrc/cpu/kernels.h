@@ -12,11 +12,16 @@ void run(const CompactKvParams& p);
 void run(const AppendKvParams& p);
 void run(const GatherKvParams& p);
 void run(const MergeStatesParams& p);
+void run(const StreamingDecodeParams& p);
+
+// What params.workspace must hold; reads the rows' lengths.
+int64_t workspace_bytes(const StreamingDecodeParams& p);
 
 // Every kernel that is compiled per instruction set. A copy takes the same params.
-#define LT_DECLARE_CPU_KERNELS(isa)     \
-  namespace isa {                       \
-  void run(const MergeStatesParams& p); \
+#define LT_DECLARE_CPU_KERNELS(isa)         \
+  namespace isa {                           \
+  void run(const MergeStatesParams& p);     \
+  void run(const StreamingDecodeParams& p); \
   }
 
 LT_DECLARE_CPU_KERNELS(baseline)

@@ -8,7 +8,8 @@ value that broke it.
 """
 
 from .attention import prefill_attn
+from .decode import streaming_decode
 from .kv import append_kv_, compact_kv_, gather_kv
 from .state import merge_states
 
-__all__ = ["append_kv_", "compact_kv_", "gather_kv", "merge_states", "prefill_attn"]
+__all__ = ["append_kv_", "compact_kv_", "gather_kv", "merge_states", "prefill_attn", "streaming_decode"]
