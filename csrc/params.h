@@ -123,17 +123,18 @@ struct GatherKvParams {
 struct StreamingDecodeParams {
   Activation q, k, v, out;  // [B, 1, H_q, D], [B, 1, H_kv, D] twice, [B, 1, H_q, D]
   KvCache cache;
-  const int32_t*
-      seq_len;  // [B], tokens cached before this one = its position, below 0: skip the row
+  const int32_t* seq_len;   // [B], tokens cached before this one = its position, below 0: skip it
   const int32_t* n_recent;  // [B], 0: full row
   float* lse;               // [B, H_q, 1] contiguous
   float* mass;              // [B, H_q, 2] contiguous, nullptr: not asked for
-  void* workspace;          // streaming_decode_workspace() bytes
+  void* workspace;          // the backend's workspace_bytes(params), at least 64-byte aligned
   DType dtype;
   int64_t batch, n_heads, n_kv_heads, head_dim;
   float scale;
   int64_t n_sink;
   RetainedWindow window;  // the window whose mass is measured
+
+  LT_HOST_DEVICE constexpr Ring ring(int64_t b) const { return {n_sink, n_recent[b]}; }
 };
 
 struct MergeStatesParams {

@@ -40,8 +40,12 @@ struct CpuBackend {
 // Makes the tensors' device current for its lifetime and launches on that device's current stream.
 class CudaBackend {
  public:
+#ifdef LIGHTTRANSFER_SIMULATOR
+  static constexpr bool kReadsTensors = true;
+#else
   // Reading a tensor would wait for the device: kernels bound-check for themselves.
   static constexpr bool kReadsTensors = false;
+#endif
 
   explicit CudaBackend(const torch::stable::Tensor& t) : launch_(t) {}
 

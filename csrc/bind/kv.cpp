@@ -155,4 +155,8 @@ LT_REGISTER_CPU(compact_kv_)
 LT_REGISTER_CPU(append_kv_)
 LT_REGISTER_CPU(gather_kv)
 
+LT_REGISTER_CUDA(compact_kv_)
+LT_REGISTER_CUDA(append_kv_)
+LT_REGISTER_CUDA(gather_kv)
+
 }  // namespace lighttransfer::bind

@@ -6,6 +6,13 @@
 
 namespace lighttransfer::cuda {
 
+void run(const RetainedMassParams& p, void* stream);
+void run(const LazyRatioParams& p, void* stream);
+void run(const AppendKvParams& p, void* stream);
+void run(const CompactKvParams& p, void* stream);
+void run(const GatherKvParams& p, void* stream);
+void run(const StreamingDecodeParams& p, void* stream);
+int64_t workspace_bytes(const StreamingDecodeParams& p);
 void run(const AttentionParams& p, void* stream);
 void run(const MergeStatesParams& p, void* stream);
 

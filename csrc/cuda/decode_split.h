@@ -1,0 +1,42 @@
+// How decode splits a row's keys over CTAs. Host and device agree through these functions.
+#pragma once
+
+#include <cstdint>
+
+#include "../params.h"
+
+namespace lighttransfer::cuda {
+
+constexpr int kDecodeTile = 64;        // keys that a CTA holds at a time
+constexpr int kDecodeMaxSplits = 128;  // of one row: bounds the workspace and the combine
+
+// A function of the row's own number of keys and nothing else, so that a row gives the same bits
+// alone and in any batch. A ring of 1,024 keys makes 16 splits: with 8 KV heads, 128 CTAs.
+LT_HOST_DEVICE constexpr int decode_keys_per_split(int64_t n_slots) {
+  int keys = kDecodeTile;
+  while (int64_t(keys) * kDecodeMaxSplits < n_slots) keys *= 2;
+  return keys;
+}
+
+// The most splits that any row can have whose cache holds `capacity` slots.
+LT_HOST_DEVICE constexpr int decode_max_splits(int64_t capacity) {
+  const int64_t tiles = (capacity + kDecodeTile - 1) / kDecodeTile;
+  return static_cast<int>(tiles < kDecodeMaxSplits ? tiles : kDecodeMaxSplits);
+}
+
+// One split's attention state of one query head, beside its out (fp32 [D]): what combine merges.
+struct alignas(16) DecodePartial {
+  float lse;      // natural log; -inf: the split has no visible key
+  float mass[2];  // probability on sinks and on other kept keys, within the split
+  float unused;
+};
+
+// Workspace: out fp32 [B, H_q, max_splits, D], then DecodePartial [B, H_q, max_splits].
+LT_HOST_DEVICE constexpr int64_t decode_n_partials(const StreamingDecodeParams& p) {
+  return p.batch * p.n_heads * decode_max_splits(p.cache.capacity());
+}
+LT_HOST_DEVICE constexpr int64_t decode_workspace_bytes(const StreamingDecodeParams& p) {
+  return decode_n_partials(p) * (p.head_dim * 4 + int64_t(sizeof(DecodePartial)));
+}
+
+}  // namespace lighttransfer::cuda

@@ -1,0 +1,195 @@
+// Moves of cached keys and values: one thread moves one vector of one token's head, K and V alike.
+#include <initializer_list>
+
+#include "kernels.h"
+#include "launch.h"
+
+namespace lighttransfer::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread's place in a [rows, tokens, H_kv, vectors] grid, vectors fastest.
+struct Place {
+  int64_t row, token;
+  int64_t head;
+  int64_t element;  // within the head
+};
+
+__device__ __forceinline__ bool find_place(int64_t n_rows, int64_t n_tokens, int64_t n_heads,
+                                           int64_t head_dim, int vector, Place* place) {
+  const int64_t n_vectors = head_dim / vector;
+  int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= n_rows * n_tokens * n_heads * n_vectors) return false;
+  place->element = i % n_vectors * vector;
+  i /= n_vectors;
+  place->head = i % n_heads;
+  i /= n_heads;
+  place->token = i % n_tokens;
+  place->row = i / n_tokens;
+  return true;
+}
+
+template <class T>
+__device__ __forceinline__ T* activation_at(const Activation& a, int64_t token, const Place& at) {
+  return static_cast<T*>(a.data) + at.row * a.batch_stride + token * a.token_stride +
+         at.head * a.head_stride + at.element;
+}
+
+// nullptr where the row's table does not map the slot.
+template <class T>
+__device__ __forceinline__ T* cache_at(const KvCache& cache, const KvCache::Side& side, int64_t row,
+                                       int64_t slot, const Place& at) {
+  if (slot < 0 || slot >= cache.capacity()) return nullptr;
+  const int64_t page = cache.page(row, slot);
+  if (page < 0 || page >= cache.n_pages) return nullptr;
+  return static_cast<T*>(side.data) + page * side.page_stride +
+         slot % cache.page_size * side.slot_stride + at.head * side.head_stride + at.element;
+}
+
+template <class Vector>
+__device__ __forceinline__ void move(const void* from, void* to) {
+  *static_cast<Vector*>(to) = *static_cast<const Vector*>(from);
+}
+
+template <class Vector, class T>
+__global__ void append_kernel(AppendKvParams p) {
+  Place at;
+  if (!find_place(p.batch, p.n_tokens, p.n_kv_heads, p.head_dim, sizeof(Vector) / sizeof(T), &at)) {
+    return;
+  }
+  const int64_t length = p.seq_len[at.row], start = p.start(at.row);
+  if (length < 0 || start < 0 || at.token < start) return;
+  const Ring ring = p.ring(at.row);
+  const KeptPositions written = p.written(at.row);
+  const int64_t position = length + at.token - start;
+  if (position >= written.sink_end && position < written.recent_begin) return;  // does not survive
+  const int64_t slot = ring.slot(position);
+  T* k = cache_at<T>(p.cache, p.cache.k, at.row, slot, at);
+  if (k == nullptr) return;
+  move<Vector>(activation_at<T>(p.k, at.token, at), k);
+  move<Vector>(activation_at<T>(p.v, at.token, at),
+               cache_at<T>(p.cache, p.cache.v, at.row, slot, at));
+}
+
+// No row moves more tokens than its ring or its cache holds.
+__host__ __device__ __forceinline__ int64_t max_moves(const CompactKvParams& p) {
+  const int64_t capacity = p.cache.capacity();
+  return p.ring.n_recent < capacity ? p.ring.n_recent : capacity;
+}
+
+// All moves at once: Ring::move_begin says why they need neither an order nor a temporary.
+template <class Vector, class T>
+__global__ void compact_kernel(CompactKvParams p) {
+  Place at;
+  if (!find_place(p.n_rows, max_moves(p), p.n_kv_heads, p.head_dim, sizeof(Vector) / sizeof(T),
+                  &at)) {
+    return;
+  }
+  const int64_t row = p.row(at.row);
+  if (row < 0 || row >= p.batch) return;
+  const int64_t length = p.seq_len[row] < 0 ? 0 : p.seq_len[row];
+  const int64_t position = p.ring.move_begin(length) + at.token;
+  if (position >= length) return;
+  const auto side = [&](const KvCache::Side& s) {
+    const T* from = cache_at<T>(p.cache, s, row, position, at);
+    T* to = cache_at<T>(p.cache, s, row, p.ring.slot(position), at);
+    if (from != nullptr && to != nullptr) move<Vector>(from, to);
+  };
+  side(p.cache.k);
+  side(p.cache.v);
+}
+
+template <class Vector, class T>
+__global__ void gather_kernel(GatherKvParams p) {
+  Place at;
+  if (!find_place(p.batch, p.max_len, p.n_kv_heads, p.head_dim, sizeof(Vector) / sizeof(T), &at)) {
+    return;
+  }
+  const int64_t length = p.seq_len[at.row] < 0 ? 0 : p.seq_len[at.row];
+  const Ring ring = p.ring(at.row);
+  const KeptPositions cached = ring.kept(0, length);
+  const int64_t start = p.max_len - cached.size();
+  const bool first = at.token == 0 && at.head == 0 && at.element == 0;
+  if (first) p.seq_start[at.row] = static_cast<int32_t>(start > 0 ? start : 0);
+  const int64_t i = at.token - start;
+  const auto side = [&](const KvCache::Side& s, const Activation& out) {
+    const T* from = i < 0 ? nullptr : cache_at<T>(p.cache, s, at.row, ring.slot(cached[i]), at);
+    T* to = activation_at<T>(out, at.token, at);
+    if (from != nullptr) {
+      move<Vector>(from, to);
+    } else {
+      *reinterpret_cast<Vector*>(to) = Vector{};
+    }
+  };
+  side(p.cache.k, p.k);
+  side(p.cache.v, p.v);
+}
+
+// ---- alignment ----------------------------------------------------------------------------------
+
+bool aligned(const void* data, std::initializer_list<int64_t> strides) {
+  bool result = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  for (int64_t stride : strides) result = result && stride % 8 == 0;
+  return result;
+}
+bool aligned(const Activation& a) {
+  return aligned(a.data, {a.batch_stride, a.token_stride, a.head_stride});
+}
+bool aligned(const KvCache& cache) {
+  const auto side = [](const KvCache::Side& s) {
+    return aligned(s.data, {s.page_stride, s.slot_stride, s.head_stride});
+  };
+  return side(cache.k) && side(cache.v);
+}
+
+// Calls body(Vector{}) with 16 bytes where every address allows it, else with one element.
+template <class Body>
+void with_vector(bool all_aligned, const Body& body) {
+  if (all_aligned) {
+    body(uint4{});
+  } else {
+    body(uint16_t{});
+  }
+}
+
+unsigned n_blocks(int64_t n_vectors) {
+  return static_cast<unsigned>(ceil_div<int64_t>(n_vectors, kThreads));
+}
+
+}  // namespace
+
+// fp16 and bf16 move alike: as 16-bit words.
+void run(const AppendKvParams& p, void* stream) {
+  with_vector(aligned(p.cache) && aligned(p.k) && aligned(p.v), [&](auto vector) {
+    using V = decltype(vector);
+    const int64_t n = p.batch * p.n_tokens * p.n_kv_heads * p.head_dim * 2 / int64_t(sizeof(V));
+    append_kernel<V, uint16_t><<<n_blocks(n), kThreads, 0, as_stream(stream)>>>(p);
+  });
+  check_launch("append_kv_");
+}
+
+void run(const CompactKvParams& p, void* stream) {
+  with_vector(aligned(p.cache), [&](auto vector) {
+    using V = decltype(vector);
+    const int64_t n = p.n_rows * max_moves(p) * p.n_kv_heads * p.head_dim * 2 / int64_t(sizeof(V));
+    compact_kernel<V, uint16_t><<<n_blocks(n), kThreads, 0, as_stream(stream)>>>(p);
+  });
+  check_launch("compact_kv_");
+}
+
+void run(const GatherKvParams& p, void* stream) {
+  if (p.max_len == 0 || p.n_kv_heads == 0) {  // no vector to move: every row starts at the end
+    check(cudaMemsetAsync(p.seq_start, 0, p.batch * sizeof(int32_t), as_stream(stream)),
+          "gather_kv");
+    return;
+  }
+  with_vector(aligned(p.cache) && aligned(p.k) && aligned(p.v), [&](auto vector) {
+    using V = decltype(vector);
+    const int64_t n = p.batch * p.max_len * p.n_kv_heads * p.head_dim * 2 / int64_t(sizeof(V));
+    gather_kernel<V, uint16_t><<<n_blocks(n), kThreads, 0, as_stream(stream)>>>(p);
+  });
+  check_launch("gather_kv");
+}
+
+}  // namespace lighttransfer::cuda
