@@ -17,15 +17,46 @@ if str(BUILD_DIR) not in sys.path:
     sys.path.append(str(BUILD_DIR))
 
 import _cudasim  # noqa: E402
-from _cudasim import Finding, LaunchReport, Mutant, PtxError, kernels, load_ptx, options, read_ptx_file, register, unregister  # noqa: E402
+from _cudasim import (  # noqa: E402
+    Finding,
+    LaunchReport,
+    Mutant,
+    PtxError,
+    kernels,
+    load_ptx,
+    options,
+    read_ptx_file,
+    register,
+    unregister,
+)
 
 LIBRARY = BUILD_DIR / "libcudasim.so"
 
 __all__ = [
-    "BUILD_DIR", "LIBRARY", "Finding", "Kernel", "LaunchReport", "Mutant", "PtxError", "apply_mutant", "buffer", "compile_library",
-    "kernel", "kernels", "load_library", "load_ptx", "mutants", "nvcc", "option", "options", "read_ptx_file", "record", "register",
-    "reports", "unregister",
-]  # fmt: skip
+    "BUILD_DIR",
+    "LIBRARY",
+    "Finding",
+    "Kernel",
+    "LaunchReport",
+    "Mutant",
+    "PtxError",
+    "apply_mutant",
+    "buffer",
+    "compile_library",
+    "kernel",
+    "kernels",
+    "load_library",
+    "load_ptx",
+    "mutants",
+    "nvcc",
+    "option",
+    "options",
+    "read_ptx_file",
+    "record",
+    "register",
+    "reports",
+    "unregister",
+]
 
 
 def load_library(path: str | Path) -> ctypes.CDLL:
@@ -118,8 +149,10 @@ class Kernel:
         """cudaFuncSetAttribute(..., cudaFuncAttributeMaxDynamicSharedMemorySize, nbytes)."""
         _cudasim.set_max_dynamic_shared(self.name, nbytes)
 
-    def launch(self, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared: int = 0) -> LaunchReport:
-        """Launches with numpy arrays, CPU tensors, ints, floats or bytes as arguments; arrays are registered meanwhile."""
+    def launch(
+        self, grid: int | Sequence[int], block: int | Sequence[int], *args: Any, shared: int = 0
+    ) -> LaunchReport:
+        """Launches with arrays, CPU tensors, ints, floats or bytes as arguments; memory is registered meanwhile."""
         sizes = _cudasim.param_sizes(self.name)
         arrays = [a for a in args if not isinstance(a, int | float | bytes)]
         packed = [self._pack(a, s) for a, s in zip(args, sizes, strict=True)]

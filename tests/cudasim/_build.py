@@ -48,7 +48,19 @@ def ensure_built() -> Path:
             return BUILD_DIR
         if not (BUILD_DIR / "build.ninja").exists():
             ninja = f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"
-            _run([_tool("cmake"), "-G", "Ninja", ninja, f"-DPython_EXECUTABLE={sys.executable}", "-S", str(SOURCE_DIR), "-B", str(BUILD_DIR)])
+            _run(
+                [
+                    _tool("cmake"),
+                    "-G",
+                    "Ninja",
+                    ninja,
+                    f"-DPython_EXECUTABLE={sys.executable}",
+                    "-S",
+                    str(SOURCE_DIR),
+                    "-B",
+                    str(BUILD_DIR),
+                ]
+            )
         _run([_tool("ninja"), "-C", str(BUILD_DIR), "-j", str(min(4, os.cpu_count() or 1))])
         module = next(BUILD_DIR.glob("_cudasim*.so"))
         os.utime(module)  # a source may have changed without a new link
@@ -79,6 +91,16 @@ def compile_library(source: Path, include: Sequence[Path] = (), flags: Sequence[
         if not library.exists():
             obj = library.with_suffix(".o")
             _run([*command, "-c", str(source), "-o", str(obj)])
-            link = ["g++", "-shared", "-o", str(library), str(obj), "-L", str(BUILD_DIR), "-lcudasim", f"-Wl,-rpath,{BUILD_DIR}"]
+            link = [
+                "g++",
+                "-shared",
+                "-o",
+                str(library),
+                str(obj),
+                "-L",
+                str(BUILD_DIR),
+                "-lcudasim",
+                f"-Wl,-rpath,{BUILD_DIR}",
+            ]
             _run(link)
     return library

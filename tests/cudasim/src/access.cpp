@@ -29,28 +29,32 @@ std::string hex(uint64_t x) {
 bool misaligned(Warp& w, int lane, uint64_t address, int bytes) {
   if (address % bytes == 0) return false;
   w.cta->report("misaligned_address", w.pc, &w, lane,
-                "an access of " + std::to_string(bytes) + " bytes at address " + hex(address) + ", which is no multiple of its size");
+                "an access of " + std::to_string(bytes) + " bytes at address " + hex(address) +
+                    ", which is no multiple of its size");
   return true;
 }
 
 bool allowed_global(Warp& w, int lane, uint64_t address, int bytes, bool write) {
   if (misaligned(w, lane, address, bytes)) return false;
   if (address & kWindowMask || (address < 0x10000000u && address >= kSharedBase)) {
-    w.cta->report("wrong_address_space", w.pc, &w, lane, "a global access with address " + hex(address) + ", which belongs to another space");
+    w.cta->report(
+        "wrong_address_space", w.pc, &w, lane,
+        "a global access with address " + hex(address) + ", which belongs to another space");
     return false;
   }
   const Buffer* b = w.cta->launch->buffers->find(address, bytes);
   if (!b) {
     if (!w.cta->launch->options.strict_memory) return true;
     w.cta->report("global_out_of_bounds", w.pc, &w, lane,
-                  std::string(write ? "a write" : "a read") + " of " + std::to_string(bytes) + " bytes at " + hex(address) + ", " +
+                  std::string(write ? "a write" : "a read") + " of " + std::to_string(bytes) +
+                      " bytes at " + hex(address) + ", " +
                       w.cta->launch->buffers->describe(address));
     return false;
   }
   if (write && !b->writable) {
     w.cta->report("global_read_only", w.pc, &w, lane,
-                  "a write to the read-only buffer " + (b->name.empty() ? "(unnamed)" : b->name) + ", " +
-                      w.cta->launch->buffers->describe(address));
+                  "a write to the read-only buffer " + (b->name.empty() ? "(unnamed)" : b->name) +
+                      ", " + w.cta->launch->buffers->describe(address));
     return false;
   }
   w.last_buffer = b;
@@ -84,7 +88,8 @@ uint32_t check_global(Warp& w, uint32_t mask, const uint64_t* address, int bytes
   return ok;
 }
 
-uint32_t check_shared(Warp& w, uint32_t mask, const uint64_t* address, int bytes, uint32_t* offset) {
+uint32_t check_shared(Warp& w, uint32_t mask, const uint64_t* address, int bytes,
+                      uint32_t* offset) {
   const uint64_t limit = static_cast<uint64_t>(w.cta->shared_size);
   uint64_t worst = 0, bits = 0;
   for (int l = 0; l < kWarpSize; ++l) {
@@ -101,7 +106,8 @@ uint32_t check_shared(Warp& w, uint32_t mask, const uint64_t* address, int bytes
     if (o > limit || o + bytes > limit) {
       w.cta->report("shared_out_of_bounds", w.pc, &w, lane,
                     "an access of " + std::to_string(bytes) + " bytes at shared offset " +
-                        std::to_string(static_cast<int64_t>(o)) + "; the block has " + std::to_string(limit) + " bytes");
+                        std::to_string(static_cast<int64_t>(o)) + "; the block has " +
+                        std::to_string(limit) + " bytes");
     } else if (!misaligned(w, lane, o, bytes)) {
       ok |= 1u << lane;
     }
@@ -117,8 +123,10 @@ uint32_t check_local(Warp& w, uint32_t mask, const uint64_t* address, int bytes,
     uint64_t o = address[lane] - kLocalBase;
     offset[lane] = static_cast<uint32_t>(o);
     if (o > limit || o + bytes > limit)
-      w.cta->report("local_out_of_bounds", w.pc, &w, lane, "an access outside of the thread's stack frame");
-    else if (!misaligned(w, lane, o, bytes)) ok |= 1u << lane;
+      w.cta->report("local_out_of_bounds", w.pc, &w, lane,
+                    "an access outside of the thread's stack frame");
+    else if (!misaligned(w, lane, o, bytes))
+      ok |= 1u << lane;
   }
   return ok;
 }
@@ -129,17 +137,21 @@ SpaceMasks split_generic(uint32_t mask, uint64_t* address) {
     int lane = __builtin_ctz(m);
     uint64_t window = address[lane] & kWindowMask;
     uint32_t bit = 1u << lane;
-    if (window == kSharedWindow) s.shared |= bit;
-    else if (window == kLocalWindow) s.local |= bit;
-    else if (window == kParamWindow) s.param |= bit;
-    else s.global |= bit;
+    if (window == kSharedWindow)
+      s.shared |= bit;
+    else if (window == kLocalWindow)
+      s.local |= bit;
+    else if (window == kParamWindow)
+      s.param |= bit;
+    else
+      s.global |= bit;
     if (!(s.global & bit)) address[lane] -= window;
   }
   return s;
 }
 
-// Banks are 4 bytes wide. Accesses of 8 and 16 bytes go in phases of 16 and 8 lanes; a phase takes as many wavefronts as
-// the most distinct words that one bank must deliver.
+// Banks are 4 bytes wide. Accesses of 8 and 16 bytes go in phases of 16 and 8 lanes; a phase takes
+// as many wavefronts as the most distinct words that one bank must deliver.
 void count_shared(Warp& w, uint32_t mask, const uint32_t* offset, int bytes) {
   const int unit = std::max(bytes, 4), shift = unit == 16 ? 4 : unit == 8 ? 3 : 2;
   const int lanes_a_phase = 128 / unit;

@@ -13,22 +13,47 @@ std::unique_ptr<Kernel> PtxModule::parse_entry(const std::string& name) const {
 
 namespace {
 
-int64_t align_up(int64_t x, int64_t a) { return (x + a - 1) / a * a; }
+int64_t align_up(int64_t x, int64_t a) {
+  return (x + a - 1) / a * a;
+}
 
-const std::unordered_map<std::string_view, int> kSpecials = {
-    {"%tid.x", kTidX}, {"%tid.y", kTidY}, {"%tid.z", kTidZ}, {"%ntid.x", kNtidX}, {"%ntid.y", kNtidY}, {"%ntid.z", kNtidZ},
-    {"%ctaid.x", kCtaidX}, {"%ctaid.y", kCtaidY}, {"%ctaid.z", kCtaidZ}, {"%nctaid.x", kNctaidX}, {"%nctaid.y", kNctaidY},
-    {"%nctaid.z", kNctaidZ}, {"%laneid", kLaneId}, {"%warpid", kWarpId}, {"%nwarpid", kNwarpId},
-    {"%lanemask_eq", kLanemaskEq}, {"%lanemask_lt", kLanemaskLt}, {"%lanemask_le", kLanemaskLe}, {"%lanemask_gt", kLanemaskGt},
-    {"%lanemask_ge", kLanemaskGe}, {"%smid", kSmId}, {"%nsmid", kNsmId}, {"%gridid", kGridId},
-    {"%dynamic_smem_size", kDynamicSmem}, {"%total_smem_size", kTotalSmem}, {"%clock", kClock}, {"%clock64", kClock},
-    {"%clock_hi", kClock}, {"%globaltimer", kClock}, {"%globaltimer_lo", kClock}, {"%globaltimer_hi", kClock}};
+const std::unordered_map<std::string_view, int> kSpecials = {{"%tid.x", kTidX},
+                                                             {"%tid.y", kTidY},
+                                                             {"%tid.z", kTidZ},
+                                                             {"%ntid.x", kNtidX},
+                                                             {"%ntid.y", kNtidY},
+                                                             {"%ntid.z", kNtidZ},
+                                                             {"%ctaid.x", kCtaidX},
+                                                             {"%ctaid.y", kCtaidY},
+                                                             {"%ctaid.z", kCtaidZ},
+                                                             {"%nctaid.x", kNctaidX},
+                                                             {"%nctaid.y", kNctaidY},
+                                                             {"%nctaid.z", kNctaidZ},
+                                                             {"%laneid", kLaneId},
+                                                             {"%warpid", kWarpId},
+                                                             {"%nwarpid", kNwarpId},
+                                                             {"%lanemask_eq", kLanemaskEq},
+                                                             {"%lanemask_lt", kLanemaskLt},
+                                                             {"%lanemask_le", kLanemaskLe},
+                                                             {"%lanemask_gt", kLanemaskGt},
+                                                             {"%lanemask_ge", kLanemaskGe},
+                                                             {"%smid", kSmId},
+                                                             {"%nsmid", kNsmId},
+                                                             {"%gridid", kGridId},
+                                                             {"%dynamic_smem_size", kDynamicSmem},
+                                                             {"%total_smem_size", kTotalSmem},
+                                                             {"%clock", kClock},
+                                                             {"%clock64", kClock},
+                                                             {"%clock_hi", kClock},
+                                                             {"%globaltimer", kClock},
+                                                             {"%globaltimer_lo", kClock},
+                                                             {"%globaltimer_hi", kClock}};
 
 }  // namespace
 
 void BodyParser::parse(const PtxModule::Span& span) {
   Lexer lex(module_.text_, span.begin, span.end, span.line);
-  lex.word();                    // .entry
+  lex.word();  // .entry
   kernel_.name = lex.word();
   if (lex.peek() == '(') parse_params(lex, kernel_.params);
   for (auto& p : kernel_.params) {
@@ -42,8 +67,10 @@ void BodyParser::parse(const PtxModule::Span& span) {
       int n = 0;
       do dims[n++] = static_cast<int>(lex.integer());
       while (n < 3 && lex.accept(','));
-      if (w == ".maxntid") kernel_.max_threads = dims[0] * dims[1] * dims[2];
-      else std::copy(dims, dims + 3, kernel_.required_threads);
+      if (w == ".maxntid")
+        kernel_.max_threads = dims[0] * dims[1] * dims[2];
+      else
+        std::copy(dims, dims + 3, kernel_.required_threads);
     } else if (w == ".minnctapersm") {
       kernel_.min_ctas = static_cast<int>(lex.integer());
     }
@@ -130,7 +157,8 @@ void BodyParser::parse_directive(Lexer& lex, std::string_view word) {
         int count = static_cast<int>(lex.integer());
         lex.expect('>');
         int first = static_cast<int>(kernel_.registers.size());
-        for (int i = 0; i < count; ++i) kernel_.registers.push_back({name + std::to_string(i), type});
+        for (int i = 0; i < count; ++i)
+          kernel_.registers.push_back({name + std::to_string(i), type});
         scopes_[scope_].families[name] = {first, count};
       } else {
         scopes_[scope_].registers[name] = new_register(name, type);
@@ -167,7 +195,8 @@ void BodyParser::parse_loc(Lexer& lex) {
     int file = 0, line = 0, column = 0;
     std::sscanf(rest.c_str() + at, "inlined_at %d %d %d", &file, &line, &column);
     // the caller's own .loc was emitted before; the newest one with this position is the one meant
-    auto [it, added] = newest_loc_.try_emplace({file, line, column}, static_cast<int>(kernel_.locs.size()));
+    auto [it, added] =
+        newest_loc_.try_emplace({file, line, column}, static_cast<int>(kernel_.locs.size()));
     if (added) kernel_.locs.push_back({file, line, column, -1});
     loc.inlined_at = it->second;
   }
@@ -210,7 +239,8 @@ void BodyParser::parse_instruction(Lexer& lex, std::string_view opcode) {
     while (lex.accept(','));
   }
   lex.expect(';');
-  if (inst.op == "ret" && !return_labels_.empty()) {  // inside an inlined function: a jump to its end
+  if (inst.op == "ret" &&
+      !return_labels_.empty()) {  // inside an inlined function: a jump to its end
     inst.op = "bra";
     branches_.push_back({static_cast<int>(kernel_.code.size()), return_labels_.back(), "$return"});
   }
@@ -238,7 +268,8 @@ void BodyParser::parse_call(Lexer& lex, PtxInst& inst) {
     return;
   }
   if (inst.guard >= 0) lex.fail("a guarded call of a function is not supported");
-  if (std::count(call_stack_.begin(), call_stack_.end(), callee)) lex.fail("recursion is not supported: " + callee);
+  if (std::count(call_stack_.begin(), call_stack_.end(), callee))
+    lex.fail("recursion is not supported: " + callee);
   call_stack_.push_back(callee);
   inline_call(it->second, inst);
   call_stack_.pop_back();
@@ -289,9 +320,12 @@ Operand BodyParser::parse_operand(Lexer& lex) {
     Operand base = parse_operand(lex);
     o.kind = Operand::Kind::kAddress;
     o.offset = base.offset;
-    if (base.kind == Operand::Kind::kReg) o.reg = base.reg;
-    else if (base.kind == Operand::Kind::kSymbol) o.symbol = base.symbol;
-    else o.offset = static_cast<int64_t>(base.imm);
+    if (base.kind == Operand::Kind::kReg)
+      o.reg = base.reg;
+    else if (base.kind == Operand::Kind::kSymbol)
+      o.symbol = base.symbol;
+    else
+      o.offset = static_cast<int64_t>(base.imm);
     if (lex.accept('+')) o.offset += lex.integer();
     if (lex.accept(',')) lex.fail("tensor coordinates are not supported");
     lex.expect(']');
@@ -300,7 +334,8 @@ Operand BodyParser::parse_operand(Lexer& lex) {
   bool negated = lex.accept('!');
   bool minus = lex.accept('-');
   std::string_view word = lex.word();
-  if (minus || std::isdigit(static_cast<unsigned char>(word[0]))) return parse_number(lex, word, minus);
+  if (minus || std::isdigit(static_cast<unsigned char>(word[0])))
+    return parse_number(lex, word, minus);
   o = parse_name(lex, word);
   o.negated = negated;
   if (lex.accept('|')) {
@@ -408,7 +443,8 @@ void BodyParser::resolve_branches() {
         auto it = scopes_[s].labels.find(label);
         if (it != scopes_[s].labels.end()) return it->second;
       }
-      throw PtxError("PTX line " + std::to_string(kernel_.code[branch.inst].line) + ": unknown label " + label);
+      throw PtxError("PTX line " + std::to_string(kernel_.code[branch.inst].line) +
+                     ": unknown label " + label);
     };
     PtxInst& inst = kernel_.code[branch.inst];
     if (inst.op == "bra") {

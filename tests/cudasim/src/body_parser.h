@@ -1,4 +1,5 @@
-// Parses the body of one .entry; calls of .func are inlined, so that the rest of the simulator sees straight code.
+// Parses the body of one .entry; calls of .func are inlined, so that the rest of the simulator sees
+// straight code.
 #pragma once
 
 #include <array>
@@ -53,7 +54,7 @@ class BodyParser {
   int scope_ = -1;
   std::vector<PendingBranch> branches_;
   std::map<std::array<int, 3>, int> newest_loc_;  // (file, line, column) -> index into Kernel::locs
-  std::vector<int> return_labels_;  // one per function being inlined
+  std::vector<int> return_labels_;                // one per function being inlined
   std::vector<std::string> call_stack_;
   int loc_ = -1, unique_ = 0;
   PtxInst guard_;  // of the statement being parsed

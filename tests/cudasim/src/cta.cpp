@@ -15,7 +15,8 @@ void Cta::prepare(const Launch& l) {
     if (v.dynamic) shared_size = std::max(shared_size, v.offset + l.dynamic_shared);
   if (shared_size == program->kernel->static_shared) shared_size += l.dynamic_shared;
   shared_storage.resize(shared_size + 1024 + 64);
-  shared = shared_storage.data() + (1024 - reinterpret_cast<uintptr_t>(shared_storage.data()) % 1024) % 1024;
+  shared = shared_storage.data() +
+           (1024 - reinterpret_cast<uintptr_t>(shared_storage.data()) % 1024) % 1024;
   file_bytes_ = (program->file_bytes + 63) / 64 * 64;
   files_.assign(file_bytes_ * n_warps + 64, 0);
   const int64_t local = program->kernel->local_size;
@@ -61,7 +62,9 @@ void Cta::begin(uint64_t index) {
 void fill_specials(Warp& w) {
   const Launch& l = *w.cta->launch;
   uint32_t* s = reinterpret_cast<uint32_t*>(w.regs);
-  auto set = [&](int which, uint32_t value) { std::fill(s + which * kWarpSize, s + (which + 1) * kWarpSize, value); };
+  auto set = [&](int which, uint32_t value) {
+    std::fill(s + which * kWarpSize, s + (which + 1) * kWarpSize, value);
+  };
   for (int lane = 0; lane < kWarpSize; ++lane) {
     uint32_t t = w.id * kWarpSize + lane;
     s[kTidX * kWarpSize + lane] = t % l.block[0];
@@ -103,9 +106,11 @@ bool Cta::run(uint64_t index) {
       if (w.blocked) continue;
       uint64_t executed = 0, quantum = launch->options.seed ? 1 + random() % 64 : 1 << 16;
       RunResult result = run_warp(w, quantum, executed);
-      if (launch->budget.fetch_sub(static_cast<int64_t>(executed)) < static_cast<int64_t>(executed)) {
+      if (launch->budget.fetch_sub(static_cast<int64_t>(executed)) <
+          static_cast<int64_t>(executed)) {
         report("instruction_limit", w.pc, &w, -1,
-               "the launch has executed " + std::to_string(launch->options.max_instructions) + " warp instructions");
+               "the launch has executed " + std::to_string(launch->options.max_instructions) +
+                   " warp instructions");
         return false;
       }
       if (result == RunResult::kAbort) return false;
@@ -130,8 +135,8 @@ void Cta::report_deadlock() {
         const Barrier& b = barriers[s.barrier];
         report("barrier_deadlock", s.pc, &w, -1,
                "barrier " + std::to_string(s.barrier) + " waits for " +
-                   (b.expected < 0 ? "all threads" : std::to_string(b.expected) + " threads") + ", " + std::to_string(b.arrived) +
-                   " have arrived, and no warp can run");
+                   (b.expected < 0 ? "all threads" : std::to_string(b.expected) + " threads") +
+                   ", " + std::to_string(b.arrived) + " have arrived, and no warp can run");
       }
 }
 
@@ -145,14 +150,17 @@ void Cta::finish() {
   for (int id = 0; id < 16; ++id)
     if (barriers[id].open)
       report("barrier_mismatch", barriers[id].pc, nullptr, -1,
-             "the block ends while barrier " + std::to_string(id) + " has arrivals that nobody waited for");
+             "the block ends while barrier " + std::to_string(id) +
+                 " has arrivals that nobody waited for");
 }
 
 void Cta::report(const char* kind, int pc, const Warp* w, int lane, const std::string& message) {
-  launch->findings->add(kind, pc, block, w ? w->id : -1, w && lane >= 0 ? w->id * kWarpSize + lane : -1, message);
+  launch->findings->add(kind, pc, block, w ? w->id : -1,
+                        w && lane >= 0 ? w->id * kWarpSize + lane : -1, message);
 }
 
-void Cta::arrive(Warp& w, int id, int64_t expected, int reduction, bool wait, uint32_t mask, uint32_t predicate) {
+void Cta::arrive(Warp& w, int id, int64_t expected, int reduction, bool wait, uint32_t mask,
+                 uint32_t predicate) {
   Barrier& b = barriers[id];
   if (!b.open) {
     b.open = true;
@@ -163,23 +171,29 @@ void Cta::arrive(Warp& w, int id, int64_t expected, int reduction, bool wait, ui
     Finding other;
     describe_location(*program, b.pc, other);
     report("barrier_mismatch", w.pc, &w, -1,
-           "barrier " + std::to_string(id) + " is used with another thread count or operation than by the warp that came first (PTX line " +
+           "barrier " + std::to_string(id) +
+               " is used with another thread count or operation than by the warp that came first "
+               "(PTX line " +
                std::to_string(other.ptx_line) + ", " + other.source + ")");
   }
   if (wait) b.reduction = reduction;
   if (b.lanes[w.id] & mask)
-    report("barrier_overrun", w.pc, &w, -1, "the warp arrives twice at barrier " + std::to_string(id) + " before it completes");
+    report("barrier_overrun", w.pc, &w, -1,
+           "the warp arrives twice at barrier " + std::to_string(id) + " before it completes");
   b.lanes[w.id] |= mask;
   b.arrived += __builtin_popcount(mask);
   if ((b.lanes[w.id] & w.live) == w.live) b.arrived += kWarpSize - __builtin_popcount(w.live);
   if (expected >= 0 && b.arrived > expected)
     report("barrier_overrun", w.pc, &w, -1,
-           std::to_string(b.arrived) + " threads arrive at barrier " + std::to_string(id) + ", which expects " + std::to_string(expected));
+           std::to_string(b.arrived) + " threads arrive at barrier " + std::to_string(id) +
+               ", which expects " + std::to_string(expected));
   b.popc += __builtin_popcount(mask & predicate);
   b.all = b.all && (mask & ~predicate) == 0;
   b.any = b.any || (mask & predicate) != 0;
-  if (std::find(b.arrivers.begin(), b.arrivers.end(), w.id) == b.arrivers.end()) b.arrivers.push_back(w.id);
-  if (wait && std::find(b.waiters.begin(), b.waiters.end(), w.id) == b.waiters.end()) b.waiters.push_back(w.id);
+  if (std::find(b.arrivers.begin(), b.arrivers.end(), w.id) == b.arrivers.end())
+    b.arrivers.push_back(w.id);
+  if (wait && std::find(b.waiters.begin(), b.waiters.end(), w.id) == b.waiters.end())
+    b.waiters.push_back(w.id);
 }
 
 void Cta::try_release(int id) {

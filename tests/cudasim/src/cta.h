@@ -1,4 +1,5 @@
-// One cooperative thread array: warps, barriers, shared memory, and the counters of the thread that simulates it.
+// One cooperative thread array: warps, barriers, shared memory, and the counters of the thread that
+// simulates it.
 #pragma once
 
 #include <atomic>
@@ -17,9 +18,9 @@ namespace cudasim {
 
 struct Options {
   uint64_t max_instructions = 1ull << 32;  // warp instructions a launch
-  uint64_t seed = 0;                       // 0: warps run in order until they block; else a random schedule
-  int threads = 2;                         // host threads that share the CTAs
-  bool strict_memory = true;               // an address in no registered buffer is a finding
+  uint64_t seed = 0;          // 0: warps run in order until they block; else a random schedule
+  int threads = 2;            // host threads that share the CTAs
+  bool strict_memory = true;  // an address in no registered buffer is a finding
   bool race_check = true;
 };
 
@@ -40,15 +41,15 @@ struct Launch {
 };
 
 struct Barrier {
-  bool open = false;          // somebody has arrived
-  int64_t expected = -1;      // threads; -1: every live thread
-  int reduction = 0;          // 0 none, 1 popc, 2 and, 3 or
-  int pc = 0;                 // of the first arrival
-  int64_t arrived = 0;        // threads
+  bool open = false;      // somebody has arrived
+  int64_t expected = -1;  // threads; -1: every live thread
+  int reduction = 0;      // 0 none, 1 popc, 2 and, 3 or
+  int pc = 0;             // of the first arrival
+  int64_t arrived = 0;    // threads
   uint32_t popc = 0;
   bool all = true, any = false;
-  std::vector<uint32_t> lanes;          // per warp: lanes that arrived
-  std::vector<int> arrivers, waiters;   // warps
+  std::vector<uint32_t> lanes;         // per warp: lanes that arrived
+  std::vector<int> arrivers, waiters;  // warps
 };
 
 struct Cta {
@@ -68,8 +69,10 @@ struct Cta {
   void prepare(const Launch& l);  // once a launch and host thread
   bool run(uint64_t index);       // false: the launch cannot go on
   void report(const char* kind, int pc, const Warp* w, int lane, const std::string& message);
-  // One warp's arrival at a barrier; `wait` false: bar.arrive. The caller parks the split and tries the release.
-  void arrive(Warp& w, int id, int64_t expected, int reduction, bool wait, uint32_t mask, uint32_t predicate);
+  // One warp's arrival at a barrier; `wait` false: bar.arrive. The caller parks the split and tries
+  // the release.
+  void arrive(Warp& w, int id, int64_t expected, int reduction, bool wait, uint32_t mask,
+              uint32_t predicate);
   void try_release(int id);
 
  private:

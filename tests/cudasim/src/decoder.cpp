@@ -10,7 +10,8 @@ namespace cudasim {
 
 namespace {
 
-constexpr int64_t kScratch = kSpecialCount * kWarpSize * 4;  // a slot for sinks, behind the special registers
+constexpr int64_t kScratch =
+    kSpecialCount * kWarpSize * 4;  // a slot for sinks, behind the special registers
 constexpr int64_t kFirst = kScratch + 8 * kWarpSize;
 
 const DecodeTable& table() {
@@ -40,19 +41,24 @@ Step run_unsupported(Warp& w, const Inst& i, uint32_t) {
   return Step::kAbort;
 }
 
-Step run_deleted(Warp&, const Inst&, uint32_t) { return Step::kNext; }
+Step run_deleted(Warp&, const Inst&, uint32_t) {
+  return Step::kNext;
+}
 
 }  // namespace
 
 const char* class_name(InstClass c) {
-  static const char* kNames[] = {"mma", "ldmatrix", "mufu", "fp32", "fp64", "half", "integer", "logic", "move", "convert", "compare",
-                                 "select", "ld_global", "st_global", "ld_shared", "st_shared", "ld_local", "st_local", "ld_param",
-                                 "ld_generic", "st_generic", "cp_async", "atomic", "shuffle", "vote", "barrier", "warp_sync", "branch",
-                                 "other"};
+  static const char* kNames[] = {"mma",        "ldmatrix",  "mufu",      "fp32",      "fp64",
+                                 "half",       "integer",   "logic",     "move",      "convert",
+                                 "compare",    "select",    "ld_global", "st_global", "ld_shared",
+                                 "st_shared",  "ld_local",  "st_local",  "ld_param",  "ld_generic",
+                                 "st_generic", "cp_async",  "atomic",    "shuffle",   "vote",
+                                 "barrier",    "warp_sync", "branch",    "other"};
   return kNames[static_cast<int>(c)];
 }
 
-Decoder::Decoder(Program& program) : program_(program), map_(allocate_registers(*program.kernel, kFirst)) {}
+Decoder::Decoder(Program& program)
+    : program_(program), map_(allocate_registers(*program.kernel, kFirst)) {}
 
 int32_t Decoder::constant(uint64_t bits, int size) {
   if (size < 8) bits &= (1ull << (8 * size)) - 1;
@@ -75,7 +81,9 @@ int Decoder::register_size(const Operand& o) const {
 int32_t Decoder::src(const Operand& o, int size) {
   switch (o.kind) {
     case Operand::Kind::kReg:
-      if (register_size(o) != size) fail("register " + kernel().registers[o.reg].name + " has the wrong width for this instruction");
+      if (register_size(o) != size)
+        fail("register " + kernel().registers[o.reg].name +
+             " has the wrong width for this instruction");
       return map_.offset[o.reg];
     case Operand::Kind::kSpecial:
       if (o.reg >= kSpecialCount) fail("special register " + o.symbol + " is read by mov only");
@@ -110,25 +118,31 @@ int32_t Decoder::dst(const Operand& o, int size) {
   if (o.kind == Operand::Kind::kSink) return static_cast<int32_t>(kScratch);
   if (o.kind != Operand::Kind::kReg) fail("the destination is not a register");
   if (size != 0 && register_size(o) != size)
-    fail("register " + kernel().registers[o.reg].name + " has the wrong width for this instruction");
+    fail("register " + kernel().registers[o.reg].name +
+         " has the wrong width for this instruction");
   return map_.offset[o.reg];
 }
 
 int32_t Decoder::pred(const Operand& o) {
   if (o.kind == Operand::Kind::kInt) return constant(o.imm ? kFullMask : 0, 4);
-  if (o.kind != Operand::Kind::kReg || kernel().registers[o.reg].type != Type::kPred) fail("a predicate is expected");
+  if (o.kind != Operand::Kind::kReg || kernel().registers[o.reg].type != Type::kPred)
+    fail("a predicate is expected");
   return map_.offset[o.reg];
 }
 
-int32_t Decoder::second(const Operand& o) const { return o.second >= 0 ? map_.offset[o.second] : static_cast<int32_t>(kScratch); }
+int32_t Decoder::second(const Operand& o) const {
+  return o.second >= 0 ? map_.offset[o.second] : static_cast<int32_t>(kScratch);
+}
 
 uint64_t Decoder::symbol_address(const std::string& name) const {
   for (const auto& v : kernel().shared)
     if (v.name == name) return kSharedBase + v.offset;
-  if (auto it = kernel().locals.find(name); it != kernel().locals.end()) return kLocalBase + it->second;
+  if (auto it = kernel().locals.find(name); it != kernel().locals.end())
+    return kLocalBase + it->second;
   for (const auto& p : kernel().params)
     if (p.name == name) return kParamBase + p.offset;
-  if (GlobalVariable* g = program_.module->global(name)) return reinterpret_cast<uint64_t>(g->address);
+  if (GlobalVariable* g = program_.module->global(name))
+    return reinterpret_cast<uint64_t>(g->address);
   fail("unknown symbol " + name);
 }
 
@@ -186,7 +200,8 @@ void Decoder::decode_all(int mutant) {
   program_.file_bytes = map_.bytes;
 }
 
-std::shared_ptr<Program> build_program(std::shared_ptr<PtxModule> module, const std::string& entry, int mutant) {
+std::shared_ptr<Program> build_program(std::shared_ptr<PtxModule> module, const std::string& entry,
+                                       int mutant) {
   auto program = std::make_shared<Program>();
   program->module = module;
   program->kernel = module->parse_entry(entry);

@@ -1,4 +1,5 @@
-// Turns parsed instructions into handlers. Each exec_*.cpp file registers the opcodes that it knows.
+// Turns parsed instructions into handlers. Each exec_*.cpp file registers the opcodes that it
+// knows.
 #pragma once
 
 #include <functional>
@@ -17,14 +18,16 @@ class Decoder {
   explicit Decoder(Program& program);
   void decode_all(int mutant);
 
-  // Operand places. `size` is that of the instruction's type: registers must match it, immediates are made in it.
+  // Operand places. `size` is that of the instruction's type: registers must match it, immediates
+  // are made in it.
   int32_t src(const Operand& o, int size);
   int32_t src(const Operand& o, Type t) { return src(o, size_of(t)); }
   int32_t dst(const Operand& o, int size);
   int32_t dst(const Operand& o, Type t) { return dst(o, size_of(t)); }
-  int32_t pred(const Operand& o);                   // a predicate source: its `negated` is the caller's to keep
-  int32_t second(const Operand& o) const;           // the q of p|q, or the scratch slot
-  int32_t any_src(const Operand& o, int& size, int wanted);  // for ld, st and cvt, whose registers may be wider than the type
+  int32_t pred(const Operand& o);  // a predicate source: its `negated` is the caller's to keep
+  int32_t second(const Operand& o) const;  // the q of p|q, or the scratch slot
+  int32_t any_src(const Operand& o, int& size,
+                  int wanted);  // for ld, st and cvt, whose registers may be wider than the type
   int register_size(const Operand& o) const;
   int32_t constant(uint64_t bits, int size);
   uint64_t symbol_address(const std::string& name) const;

@@ -19,7 +19,8 @@ inline T* out(Warp& w, int32_t offset) {
 
 template <class T>
 inline const T* in(const Warp& w, int32_t offset) {
-  return reinterpret_cast<const T*>(offset >= 0 ? w.regs + offset : w.consts + (offset & ~kConstBit));
+  return reinterpret_cast<const T*>(offset >= 0 ? w.regs + offset
+                                                : w.consts + (offset & ~kConstBit));
 }
 
 inline uint32_t pred_in(const Warp& w, int32_t offset, bool negated) {
@@ -40,8 +41,8 @@ inline T bit_cast(S s) {
   return t;
 }
 
-// d[l] = F()(s[l]...) in the lanes of the mask. A destination may alias a source of the same width, never another way,
-// so the iterations are independent.
+// d[l] = F()(s[l]...) in the lanes of the mask. A destination may alias a source of the same width,
+// never another way, so the iterations are independent.
 template <class F, class D, class... S>
 inline void lanes(uint32_t mask, D* d, const S*... s) {
   if (mask == kFullMask) {
@@ -73,7 +74,8 @@ Step ternary(Warp& w, const Inst& i, uint32_t mask) {
 }
 
 // Places of a destination and of sources with the given types.
-inline void operands(Decoder& d, const PtxInst& p, Inst& o, Type dst, std::initializer_list<Type> src) {
+inline void operands(Decoder& d, const PtxInst& p, Inst& o, Type dst,
+                     std::initializer_list<Type> src) {
   if (p.operands.size() < 1 + src.size()) d.fail("too few operands");
   o.a[0] = d.dst(p.operands[0], dst);
   int n = 1;
@@ -86,39 +88,69 @@ inline void operands(Decoder& d, const PtxInst& p, Inst& o, Type dst, std::initi
 template <class F>
 Handler pick_unary(Type t) {
   switch (t) {
-    case Type::kB16: case Type::kU16: return unary<F, uint16_t, uint16_t>;
-    case Type::kS16: return unary<F, int16_t, int16_t>;
-    case Type::kB32: case Type::kU32: return unary<F, uint32_t, uint32_t>;
-    case Type::kS32: return unary<F, int32_t, int32_t>;
-    case Type::kB64: case Type::kU64: return unary<F, uint64_t, uint64_t>;
-    case Type::kS64: return unary<F, int64_t, int64_t>;
-    default: return nullptr;
+    case Type::kB16:
+    case Type::kU16:
+      return unary<F, uint16_t, uint16_t>;
+    case Type::kS16:
+      return unary<F, int16_t, int16_t>;
+    case Type::kB32:
+    case Type::kU32:
+      return unary<F, uint32_t, uint32_t>;
+    case Type::kS32:
+      return unary<F, int32_t, int32_t>;
+    case Type::kB64:
+    case Type::kU64:
+      return unary<F, uint64_t, uint64_t>;
+    case Type::kS64:
+      return unary<F, int64_t, int64_t>;
+    default:
+      return nullptr;
   }
 }
 
 template <class F>
 Handler pick_binary(Type t) {
   switch (t) {
-    case Type::kB16: case Type::kU16: return binary<F, uint16_t, uint16_t>;
-    case Type::kS16: return binary<F, int16_t, int16_t>;
-    case Type::kB32: case Type::kU32: return binary<F, uint32_t, uint32_t>;
-    case Type::kS32: return binary<F, int32_t, int32_t>;
-    case Type::kB64: case Type::kU64: return binary<F, uint64_t, uint64_t>;
-    case Type::kS64: return binary<F, int64_t, int64_t>;
-    default: return nullptr;
+    case Type::kB16:
+    case Type::kU16:
+      return binary<F, uint16_t, uint16_t>;
+    case Type::kS16:
+      return binary<F, int16_t, int16_t>;
+    case Type::kB32:
+    case Type::kU32:
+      return binary<F, uint32_t, uint32_t>;
+    case Type::kS32:
+      return binary<F, int32_t, int32_t>;
+    case Type::kB64:
+    case Type::kU64:
+      return binary<F, uint64_t, uint64_t>;
+    case Type::kS64:
+      return binary<F, int64_t, int64_t>;
+    default:
+      return nullptr;
   }
 }
 
 template <class F>
 Handler pick_ternary(Type t) {
   switch (t) {
-    case Type::kB16: case Type::kU16: return ternary<F, uint16_t, uint16_t>;
-    case Type::kS16: return ternary<F, int16_t, int16_t>;
-    case Type::kB32: case Type::kU32: return ternary<F, uint32_t, uint32_t>;
-    case Type::kS32: return ternary<F, int32_t, int32_t>;
-    case Type::kB64: case Type::kU64: return ternary<F, uint64_t, uint64_t>;
-    case Type::kS64: return ternary<F, int64_t, int64_t>;
-    default: return nullptr;
+    case Type::kB16:
+    case Type::kU16:
+      return ternary<F, uint16_t, uint16_t>;
+    case Type::kS16:
+      return ternary<F, int16_t, int16_t>;
+    case Type::kB32:
+    case Type::kU32:
+      return ternary<F, uint32_t, uint32_t>;
+    case Type::kS32:
+      return ternary<F, int32_t, int32_t>;
+    case Type::kB64:
+    case Type::kU64:
+      return ternary<F, uint64_t, uint64_t>;
+    case Type::kS64:
+      return ternary<F, int64_t, int64_t>;
+    default:
+      return nullptr;
   }
 }
 

@@ -1,4 +1,5 @@
-// cp.async. The copy happens when its thread waits for it: until then the destination holds NaN and counts as in flight.
+// cp.async. The copy happens when its thread waits for it: until then the destination holds NaN and
+// counts as in flight.
 #include "access.h"
 #include "cta.h"
 
@@ -6,8 +7,9 @@ namespace cudasim {
 
 namespace {
 
-// a[0] = destination base, a[1] = source base, a[2] = source size or ignore-src; p[0] = bytes, p[1] = destination base bytes
-// | source base bytes << 8, p[2] = kind of a[2] (0 none, 1 size, 2 predicate), p[3] = destination immediate; imm = source's.
+// a[0] = destination base, a[1] = source base, a[2] = source size or ignore-src; p[0] = bytes, p[1]
+// = destination base bytes | source base bytes << 8, p[2] = kind of a[2] (0 none, 1 size, 2
+// predicate), p[3] = destination immediate; imm = source's.
 Step issue(Warp& w, const Inst& i, uint32_t mask) {
   const int bytes = i.p[0];
   uint64_t to[kWarpSize];
@@ -20,7 +22,8 @@ Step issue(Warp& w, const Inst& i, uint32_t mask) {
     if (i.p[2] == 1) n = in<uint32_t>(w, i.a[2])[l];
     if (i.p[2] == 2 && (pred_in(w, i.a[2], i.negate[0]) >> l & 1)) n = 0;
     if (n > uint32_t(bytes)) {
-      if (mask >> l & 1) w.cta->report("cp_async_size", w.pc, &w, l, "a source size larger than the copy");
+      if (mask >> l & 1)
+        w.cta->report("cp_async_size", w.pc, &w, l, "a source size larger than the copy");
       n = bytes;
     }
     copy.src_bytes[l] = static_cast<uint8_t>(n);
@@ -32,24 +35,33 @@ Step issue(Warp& w, const Inst& i, uint32_t mask) {
   if (i.p[2] == 0) {
     readable = check_global(w, with_source, copy.src, bytes, false);
   } else {
-    readable = 0;  // partial sources: each lane for itself, bounds by the bytes that are read, alignment by the copy's size
+    readable = 0;  // partial sources: each lane for itself, bounds by the bytes that are read,
+                   // alignment by the copy's size
     uint32_t whole = 0;
     for (uint32_t m = with_source; m; m &= m - 1)
       if (copy.src_bytes[__builtin_ctz(m)] == bytes) whole |= m & -m;
     if (whole) readable |= check_global(w, whole, copy.src, bytes, false);
     for (uint32_t m = with_source & ~whole; m; m &= m - 1) {
       int l = __builtin_ctz(m);
-      if (copy.src[l] % bytes) w.cta->report("misaligned_address", w.pc, &w, l, "the source of a cp.async is not a multiple of its size");
-      else if (w.cta->launch->buffers->find(copy.src[l], copy.src_bytes[l]) || !w.cta->launch->options.strict_memory) readable |= 1u << l;
-      else w.cta->report("global_out_of_bounds", w.pc, &w, l, "the source of a cp.async, " + w.cta->launch->buffers->describe(copy.src[l]));
+      if (copy.src[l] % bytes)
+        w.cta->report("misaligned_address", w.pc, &w, l,
+                      "the source of a cp.async is not a multiple of its size");
+      else if (w.cta->launch->buffers->find(copy.src[l], copy.src_bytes[l]) ||
+               !w.cta->launch->options.strict_memory)
+        readable |= 1u << l;
+      else
+        w.cta->report("global_out_of_bounds", w.pc, &w, l,
+                      "the source of a cp.async, " + w.cta->launch->buffers->describe(copy.src[l]));
     }
   }
   count_shared(w, ok, copy.dst, bytes);
   if (with_source) count_global(w, with_source, copy.src, bytes);
   w.cta->shadow.issue(w, w.pc, ok, copy.dst, bytes);
-  for (uint32_t m = ok; m; m &= m - 1) std::memset(w.cta->shared + copy.dst[__builtin_ctz(m)], 0xFF, bytes);
+  for (uint32_t m = ok; m; m &= m - 1)
+    std::memset(w.cta->shared + copy.dst[__builtin_ctz(m)], 0xFF, bytes);
   copy.mask = ok & (readable | ~with_source);
-  for (uint32_t m = ok & ~copy.mask; m; m &= m - 1) {  // refused sources leave NaN, not a copy in flight
+  for (uint32_t m = ok & ~copy.mask; m;
+       m &= m - 1) {  // refused sources leave NaN, not a copy in flight
     int l = __builtin_ctz(m);
     w.cta->shadow.complete(w, l, copy.dst[l], bytes);
   }
@@ -72,7 +84,8 @@ Step commit(Warp& w, const Inst&, uint32_t mask) {
   return Step::kNext;
 }
 
-// Completes all but the p[0] newest committed groups of each lane; p[1]: everything, committed or not.
+// Completes all but the p[0] newest committed groups of each lane; p[1]: everything, committed or
+// not.
 Step wait(Warp& w, const Inst& i, uint32_t mask) {
   const uint32_t pending = static_cast<uint32_t>(i.p[0]);
   size_t kept = 0;
@@ -97,7 +110,8 @@ bool decode_copy(Decoder& d, const PtxInst& p, Inst& o) {
   const auto& x = p.operands;
   o.cls = InstClass::kCpAsync;
   o.p[0] = static_cast<int32_t>(x.at(2).imm);
-  if (o.p[0] != 4 && o.p[0] != 8 && o.p[0] != 16) d.fail("cp.async of " + std::to_string(o.p[0]) + " bytes");
+  if (o.p[0] != 4 && o.p[0] != 8 && o.p[0] != 16)
+    d.fail("cp.async of " + std::to_string(o.p[0]) + " bytes");
   const int to_bytes = d.address(x.at(0), o, 0);
   o.p[3] = static_cast<int32_t>(o.imm);
   const int from_bytes = d.address(x.at(1), o, 1);
@@ -105,7 +119,8 @@ bool decode_copy(Decoder& d, const PtxInst& p, Inst& o) {
   if (x.size() > 3) {
     const Operand& extra = x[3];
     const int size = d.register_size(extra);
-    const bool predicate = extra.kind == Operand::Kind::kReg && d.kernel().registers[extra.reg].type == Type::kPred;
+    const bool predicate =
+        extra.kind == Operand::Kind::kReg && d.kernel().registers[extra.reg].type == Type::kPred;
     if (predicate) {
       o.p[2] = 2;
       o.a[2] = d.pred(extra);
@@ -138,6 +153,8 @@ bool decode_cp(Decoder& d, const PtxInst& p, Inst& o) {
 
 }  // namespace
 
-void register_async(DecodeTable& t) { t["cp"].push_back(decode_cp); }
+void register_async(DecodeTable& t) {
+  t["cp"].push_back(decode_cp);
+}
 
 }  // namespace cudasim

@@ -8,32 +8,110 @@ namespace cudasim {
 
 namespace {
 
-struct Eq { template <class T> bool operator()(T a, T b) const { return a == b; } };
-struct Ne { template <class T> bool operator()(T a, T b) const { return a < b || a > b; } };  // ordered
-struct Lt { template <class T> bool operator()(T a, T b) const { return a < b; } };
-struct Le { template <class T> bool operator()(T a, T b) const { return a <= b; } };
-struct Gt { template <class T> bool operator()(T a, T b) const { return a > b; } };
-struct Ge { template <class T> bool operator()(T a, T b) const { return a >= b; } };
-struct Equ { template <class T> bool operator()(T a, T b) const { return !(a < b || a > b); } };
-struct Neu { template <class T> bool operator()(T a, T b) const { return a != b; } };
-struct Ltu { template <class T> bool operator()(T a, T b) const { return !(a >= b); } };
-struct Leu { template <class T> bool operator()(T a, T b) const { return !(a > b); } };
-struct Gtu { template <class T> bool operator()(T a, T b) const { return !(a <= b); } };
-struct Geu { template <class T> bool operator()(T a, T b) const { return !(a < b); } };
-struct Num { template <class T> bool operator()(T a, T b) const { return a == a && b == b; } };
-struct Nan { template <class T> bool operator()(T a, T b) const { return a != a || b != b; } };
-
-// The register's type and how to read it as something that compares.
-template <class T> struct Plain {
-  using Register = T;
-  template <bool kFtz> static T get(T x) {
-    if constexpr (std::is_same_v<T, float>) return kFtz ? flush(x) : x;
-    else return x;
+struct Eq {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a == b;
   }
 };
-template <class H> struct Half {
+struct Ne {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a < b || a > b;
+  }
+};  // ordered
+struct Lt {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a < b;
+  }
+};
+struct Le {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a <= b;
+  }
+};
+struct Gt {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a > b;
+  }
+};
+struct Ge {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a >= b;
+  }
+};
+struct Equ {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return !(a < b || a > b);
+  }
+};
+struct Neu {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a != b;
+  }
+};
+struct Ltu {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return !(a >= b);
+  }
+};
+struct Leu {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return !(a > b);
+  }
+};
+struct Gtu {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return !(a <= b);
+  }
+};
+struct Geu {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return !(a < b);
+  }
+};
+struct Num {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a == a && b == b;
+  }
+};
+struct Nan {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a != a || b != b;
+  }
+};
+
+// The register's type and how to read it as something that compares.
+template <class T>
+struct Plain {
+  using Register = T;
+  template <bool kFtz>
+  static T get(T x) {
+    if constexpr (std::is_same_v<T, float>)
+      return kFtz ? flush(x) : x;
+    else
+      return x;
+  }
+};
+template <class H>
+struct Half {
   using Register = uint16_t;
-  template <bool> static float get(uint16_t x) { return H::up(x); }
+  template <bool>
+  static float get(uint16_t x) {
+    return H::up(x);
+  }
 };
 
 uint32_t pack_bytes(const uint8_t* t) {
@@ -41,7 +119,8 @@ uint32_t pack_bytes(const uint8_t* t) {
   for (int k = 0; k < 4; ++k) {
     uint64_t x;
     std::memcpy(&x, t + 8 * k, 8);
-    r |= uint32_t(x * 0x0102040810204080ull >> 56) << (8 * k);  // bit 0 of each byte to its place in the top byte
+    r |= uint32_t(x * 0x0102040810204080ull >> 56)
+         << (8 * k);  // bit 0 of each byte to its place in the top byte
   }
   return r;
 }
@@ -50,7 +129,8 @@ template <class F, class V, bool kFtz>
 Step compare(Warp& w, const Inst& i, uint32_t mask) {
   const auto *a = in<typename V::Register>(w, i.a[2]), *b = in<typename V::Register>(w, i.a[3]);
   uint8_t t[kWarpSize];
-  for (int l = 0; l < kWarpSize; ++l) t[l] = F()(V::template get<kFtz>(a[l]), V::template get<kFtz>(b[l]));
+  for (int l = 0; l < kWarpSize; ++l)
+    t[l] = F()(V::template get<kFtz>(a[l]), V::template get<kFtz>(b[l]));
   uint32_t r = pack_bytes(t), q = ~r;
   if (i.p[0]) {
     uint32_t c = pred_in(w, i.a[4], i.negate[0]);
@@ -68,29 +148,49 @@ Step compare(Warp& w, const Inst& i, uint32_t mask) {
   return Step::kNext;
 }
 
-template <class F> Handler pick_int(Type t) {
+template <class F>
+Handler pick_int(Type t) {
   switch (t) {
-    case Type::kB16: case Type::kU16: return compare<F, Plain<uint16_t>, false>;
-    case Type::kS16: return compare<F, Plain<int16_t>, false>;
-    case Type::kB32: case Type::kU32: return compare<F, Plain<uint32_t>, false>;
-    case Type::kS32: return compare<F, Plain<int32_t>, false>;
-    case Type::kB64: case Type::kU64: return compare<F, Plain<uint64_t>, false>;
-    case Type::kS64: return compare<F, Plain<int64_t>, false>;
-    default: return nullptr;
+    case Type::kB16:
+    case Type::kU16:
+      return compare<F, Plain<uint16_t>, false>;
+    case Type::kS16:
+      return compare<F, Plain<int16_t>, false>;
+    case Type::kB32:
+    case Type::kU32:
+      return compare<F, Plain<uint32_t>, false>;
+    case Type::kS32:
+      return compare<F, Plain<int32_t>, false>;
+    case Type::kB64:
+    case Type::kU64:
+      return compare<F, Plain<uint64_t>, false>;
+    case Type::kS64:
+      return compare<F, Plain<int64_t>, false>;
+    default:
+      return nullptr;
   }
 }
 
-template <class F> Handler pick_float(Type t, bool ftz) {
+template <class F>
+Handler pick_float(Type t, bool ftz) {
   switch (t) {
-    case Type::kF32: return ftz ? compare<F, Plain<float>, true> : compare<F, Plain<float>, false>;
-    case Type::kF64: return compare<F, Plain<double>, false>;
-    case Type::kF16: return compare<F, Half<F16>, false>;
-    case Type::kBF16: return compare<F, Half<BF16>, false>;
-    default: return nullptr;
+    case Type::kF32:
+      return ftz ? compare<F, Plain<float>, true> : compare<F, Plain<float>, false>;
+    case Type::kF64:
+      return compare<F, Plain<double>, false>;
+    case Type::kF16:
+      return compare<F, Half<F16>, false>;
+    case Type::kBF16:
+      return compare<F, Half<BF16>, false>;
+    default:
+      return nullptr;
   }
 }
 
-template <class F> Handler pick(Type t, bool ftz) { return is_float(t) ? pick_float<F>(t, ftz) : pick_int<F>(t); }
+template <class F>
+Handler pick(Type t, bool ftz) {
+  return is_float(t) ? pick_float<F>(t, ftz) : pick_int<F>(t);
+}
 
 Handler pick_compare(Decoder& d, const std::string& op, Type t, bool ftz) {
   const bool real = is_float(t), is_signed_type = is_signed(t);

@@ -31,7 +31,8 @@ Step brx(Warp& w, const Inst& i, uint32_t mask) {
     for (int l = 0; l < kWarpSize; ++l)
       if (m >> l & 1 && index[l] == k) same |= 1u << l;
     if (k >= table.size()) {
-      w.cta->report("branch_out_of_range", w.pc, &w, __builtin_ctz(same), "brx.idx with index " + std::to_string(k));
+      w.cta->report("branch_out_of_range", w.pc, &w, __builtin_ctz(same),
+                    "brx.idx with index " + std::to_string(k));
       return Step::kAbort;
     }
     w.splits.push_back({table[k], same, Split::State::kReady, -1});
@@ -49,7 +50,9 @@ bool decode_brx(Decoder& d, const PtxInst& p, Inst& o) {
   return true;
 }
 
-Step exit_lanes(Warp&, const Inst&, uint32_t) { return Step::kExit; }
+Step exit_lanes(Warp&, const Inst&, uint32_t) {
+  return Step::kExit;
+}
 
 bool decode_exit(Decoder&, const PtxInst&, Inst& o) {
   o.cls = InstClass::kBranch;
@@ -67,37 +70,45 @@ bool decode_trap(Decoder&, const PtxInst&, Inst& o) {
   return true;
 }
 
-Step nothing(Warp&, const Inst&, uint32_t) { return Step::kNext; }
+Step nothing(Warp&, const Inst&, uint32_t) {
+  return Step::kNext;
+}
 
 bool decode_nothing(Decoder&, const PtxInst&, Inst& o) {
   o.fn = nothing;
   return true;
 }
 
-// bar and barrier: a[1] = id, a[2] = thread count (p[1]: there is one), p[0] = reduction, p[2] = waits, p[3] = aligned.
+// bar and barrier: a[1] = id, a[2] = thread count (p[1]: there is one), p[0] = reduction, p[2] =
+// waits, p[3] = aligned.
 Step bar(Warp& w, const Inst& i, uint32_t mask) {
   if (i.p[3] && mask != w.active) {
-    w.cta->report("barrier_divergence", w.pc, &w, __builtin_ctz(w.active & ~mask), "a guard keeps part of the warp from this barrier");
+    w.cta->report("barrier_divergence", w.pc, &w, __builtin_ctz(w.active & ~mask),
+                  "a guard keeps part of the warp from this barrier");
     return Step::kAbort;
   }
   if (i.p[3] && mask != w.live) return Step::kWaitLanes;
   const int first = __builtin_ctz(mask);
   const uint32_t id = in<uint32_t>(w, i.a[1])[first];
   if (id > 15) {
-    w.cta->report("barrier_mismatch", w.pc, &w, first, "barrier " + std::to_string(id) + " does not exist: there are 16");
+    w.cta->report("barrier_mismatch", w.pc, &w, first,
+                  "barrier " + std::to_string(id) + " does not exist: there are 16");
     return Step::kAbort;
   }
   int64_t expected = -1;
   if (i.p[1]) {
     expected = in<uint32_t>(w, i.a[2])[first];
-    if (expected == 0 || expected % kWarpSize != 0 || expected > int64_t(w.cta->warps.size()) * kWarpSize) {
+    if (expected == 0 || expected % kWarpSize != 0 ||
+        expected > int64_t(w.cta->warps.size()) * kWarpSize) {
       w.cta->report("barrier_mismatch", w.pc, &w, first,
-                    "a barrier for " + std::to_string(expected) + " threads in a block of " + std::to_string(w.cta->threads));
+                    "a barrier for " + std::to_string(expected) + " threads in a block of " +
+                        std::to_string(w.cta->threads));
       return Step::kAbort;
     }
   }
   const bool waits = i.p[2];
-  w.cta->arrive(w, static_cast<int>(id), expected, i.p[0], waits, mask, i.p[0] ? pred_in(w, i.a[3], i.negate[0]) : 0);
+  w.cta->arrive(w, static_cast<int>(id), expected, i.p[0], waits, mask,
+                i.p[0] ? pred_in(w, i.a[3], i.negate[0]) : 0);
   w.barrier = static_cast<int>(id);
   if (waits) return Step::kBarrier;
   w.cta->try_release(static_cast<int>(id));
@@ -142,7 +153,8 @@ Step call_builtin(Warp& w, const Inst& i, uint32_t mask) {
       device_printf(*w.cta, w, lane, local + i.a[1], local + i.a[2]);
       continue;
     }
-    w.cta->report("assertion", w.pc, &w, lane, device_assert_message(*w.cta, local + i.a[1], local + i.a[2], local + i.a[3]));
+    w.cta->report("assertion", w.pc, &w, lane,
+                  device_assert_message(*w.cta, local + i.a[1], local + i.a[2], local + i.a[3]));
     return Step::kAbort;
   }
   return Step::kNext;
@@ -153,7 +165,8 @@ bool decode_call(Decoder& d, const PtxInst& p, Inst& o) {
   if (callee != "vprintf" && callee != "__assertfail") d.fail("a call of " + callee);
   o.p[0] = callee == "vprintf" ? 0 : 1;
   const auto& args = p.operands.at(2).items;
-  for (size_t k = 0; k < args.size() && k < 4; ++k) o.a[1 + k] = static_cast<int32_t>(d.kernel().locals.at(args[k].symbol));
+  for (size_t k = 0; k < args.size() && k < 4; ++k)
+    o.a[1 + k] = static_cast<int32_t>(d.kernel().locals.at(args[k].symbol));
   o.fn = call_builtin;
   return true;
 }

@@ -20,32 +20,43 @@ Round rounding(const PtxInst& p, Round otherwise) {
 }
 
 double to_integral(double x, int mode) {
-  return mode == kNearest ? std::nearbyint(x) : mode == kZero ? std::trunc(x) : mode == kDown ? std::floor(x) : std::ceil(x);
+  return mode == kNearest ? std::nearbyint(x)
+         : mode == kZero  ? std::trunc(x)
+         : mode == kDown  ? std::floor(x)
+                          : std::ceil(x);
 }
 
 // Registers may be wider than the type: the low bits count.
 int64_t read_int(const Warp& w, int32_t offset, int register_bytes, int lane, Type t) {
-  uint64_t raw = register_bytes == 8 ? in<uint64_t>(w, offset)[lane]
-                                     : register_bytes == 4 ? in<uint32_t>(w, offset)[lane] : in<uint16_t>(w, offset)[lane];
+  uint64_t raw = register_bytes == 8   ? in<uint64_t>(w, offset)[lane]
+                 : register_bytes == 4 ? in<uint32_t>(w, offset)[lane]
+                                       : in<uint16_t>(w, offset)[lane];
   int shift = 64 - 8 * size_of(t);
   return is_signed(t) ? int64_t(raw << shift) >> shift : int64_t(raw << shift >> shift);
 }
 
 double read_float(const Warp& w, int32_t offset, int lane, Type t, bool ftz) {
   switch (t) {
-    case Type::kF64: return in<double>(w, offset)[lane];
-    case Type::kF16: return f16_to_f32(in<uint16_t>(w, offset)[lane]);
-    case Type::kBF16: return bf16_to_f32(in<uint16_t>(w, offset)[lane]);
-    default: return ftz ? flush(in<float>(w, offset)[lane]) : in<float>(w, offset)[lane];
+    case Type::kF64:
+      return in<double>(w, offset)[lane];
+    case Type::kF16:
+      return f16_to_f32(in<uint16_t>(w, offset)[lane]);
+    case Type::kBF16:
+      return bf16_to_f32(in<uint16_t>(w, offset)[lane]);
+    default:
+      return ftz ? flush(in<float>(w, offset)[lane]) : in<float>(w, offset)[lane];
   }
 }
 
 void write_int(Warp& w, int32_t offset, int register_bytes, int lane, Type t, uint64_t value) {
   int shift = 64 - 8 * size_of(t);  // the register gets the type's value, extended by its sign
   value = is_signed(t) ? uint64_t(int64_t(value << shift) >> shift) : value << shift >> shift;
-  if (register_bytes == 8) out<uint64_t>(w, offset)[lane] = value;
-  else if (register_bytes == 4) out<uint32_t>(w, offset)[lane] = static_cast<uint32_t>(value);
-  else out<uint16_t>(w, offset)[lane] = static_cast<uint16_t>(value);
+  if (register_bytes == 8)
+    out<uint64_t>(w, offset)[lane] = value;
+  else if (register_bytes == 4)
+    out<uint32_t>(w, offset)[lane] = static_cast<uint32_t>(value);
+  else
+    out<uint16_t>(w, offset)[lane] = static_cast<uint16_t>(value);
 }
 
 float directed_float(double x, int mode) {
@@ -65,9 +76,15 @@ uint16_t narrow_half(double x, bool bf16, int mode) {
 
 void write_float(Warp& w, int32_t offset, int lane, Type t, double x, int mode, bool ftz) {
   switch (t) {
-    case Type::kF64: out<double>(w, offset)[lane] = x; break;
-    case Type::kF16: out<uint16_t>(w, offset)[lane] = narrow_half(x, false, mode); break;
-    case Type::kBF16: out<uint16_t>(w, offset)[lane] = narrow_half(x, true, mode); break;
+    case Type::kF64:
+      out<double>(w, offset)[lane] = x;
+      break;
+    case Type::kF16:
+      out<uint16_t>(w, offset)[lane] = narrow_half(x, false, mode);
+      break;
+    case Type::kBF16:
+      out<uint16_t>(w, offset)[lane] = narrow_half(x, true, mode);
+      break;
     default: {
       float f = directed_float(x, mode);
       out<float>(w, offset)[lane] = ftz ? flush(f) : f;
@@ -81,20 +98,26 @@ double int_to_double(int64_t v, bool is_signed_type) {
   bool exact = is_signed_type ? __int128(d) == __int128(v) : __int128(d) == __int128(uint64_t(v));
   if (exact) return d;
   uint64_t bits = bit_cast<uint64_t>(d);
-  bool away = is_signed_type ? (v > 0 ? __int128(d) > v : __int128(d) < v) : __int128(d) > __int128(uint64_t(v));
+  bool away = is_signed_type ? (v > 0 ? __int128(d) > v : __int128(d) < v)
+                             : __int128(d) > __int128(uint64_t(v));
   return bit_cast<double>((away ? bits - 1 : bits) | 1);
 }
 
-// The general form: p = {destination type, source type, rounding, flags}, a[2], a[3] = register widths.
+// The general form: p = {destination type, source type, rounding, flags}, a[2], a[3] = register
+// widths.
 enum Flag : int { kFtzFlag = 1, kSatFlag = 2, kReluFlag = 4, kIntegral = 8 };
 
 uint64_t float_to_int(double x, Type t, int mode) {
   if (std::isnan(x)) return size_of(t) == 8 ? 0x8000000000000000ull : 0;
   x = to_integral(x, mode);
   int bits = 8 * size_of(t);
-  double low = is_signed(t) ? -std::ldexp(1.0, bits - 1) : 0.0, high = std::ldexp(1.0, is_signed(t) ? bits - 1 : bits);
+  double low = is_signed(t) ? -std::ldexp(1.0, bits - 1) : 0.0,
+         high = std::ldexp(1.0, is_signed(t) ? bits - 1 : bits);
   if (x < low) return is_signed(t) ? uint64_t(1) << (bits - 1) : 0;
-  if (x >= high) return is_signed(t) ? (uint64_t(1) << (bits - 1)) - 1 : bits == 64 ? ~0ull : (uint64_t(1) << bits) - 1;
+  if (x >= high)
+    return is_signed(t) ? (uint64_t(1) << (bits - 1)) - 1
+           : bits == 64 ? ~0ull
+                        : (uint64_t(1) << bits) - 1;
   return is_signed(t) ? uint64_t(int64_t(x)) : uint64_t(x);
 }
 
@@ -114,7 +137,8 @@ Step convert(Warp& w, const Inst& i, uint32_t mask) {
     if (!is_float(from)) {
       int64_t v = read_int(w, i.a[1], i.a[3], l, from);
       if (!is_float(to)) {
-        write_int(w, i.a[0], i.a[2], l, to, flags & kSatFlag ? saturate_int(v, from, to) : uint64_t(v));
+        write_int(w, i.a[0], i.a[2], l, to,
+                  flags & kSatFlag ? saturate_int(v, from, to) : uint64_t(v));
       } else if (to == Type::kF64) {
         out<double>(w, i.a[0])[l] = is_signed(from) ? double(v) : double(uint64_t(v));
       } else {
@@ -136,10 +160,23 @@ Step convert(Warp& w, const Inst& i, uint32_t mask) {
 }
 
 // Common forms, vectorised.
-template <class D> struct CastTo { template <class A> D operator()(A a) const { return static_cast<D>(a); } };
-template <class H> struct Up { float operator()(uint16_t a) const { return H::up(a); } };
-template <class H> struct Down { uint16_t operator()(float a) const { return H::down(a); } };
-template <class H, bool kRelu> struct Down2 {  // the first source goes to the upper half
+template <class D>
+struct CastTo {
+  template <class A>
+  D operator()(A a) const {
+    return static_cast<D>(a);
+  }
+};
+template <class H>
+struct Up {
+  float operator()(uint16_t a) const { return H::up(a); }
+};
+template <class H>
+struct Down {
+  uint16_t operator()(float a) const { return H::down(a); }
+};
+template <class H, bool kRelu>
+struct Down2 {  // the first source goes to the upper half
   uint32_t operator()(float a, float b) const { return uint32_t(one(a)) << 16 | one(b); }
   static uint16_t one(float x) { return H::down(kRelu && x < 0 ? 0.f : x); }
 };
@@ -149,8 +186,16 @@ struct ToTf32 {  // rna: to nearest, ties away from zero
     return (bits & 0x7F800000u) == 0x7F800000u ? bits : (bits + 0x1000u) & 0xFFFFE000u;
   }
 };
-struct Bf16x2Rz { uint32_t operator()(float a, float b) const { return uint32_t(f32_to_bf16_rz(a)) << 16 | f32_to_bf16_rz(b); } };
-struct F16x2Rz { uint32_t operator()(float a, float b) const { return uint32_t(f32_to_f16_rz(a)) << 16 | f32_to_f16_rz(b); } };
+struct Bf16x2Rz {
+  uint32_t operator()(float a, float b) const {
+    return uint32_t(f32_to_bf16_rz(a)) << 16 | f32_to_bf16_rz(b);
+  }
+};
+struct F16x2Rz {
+  uint32_t operator()(float a, float b) const {
+    return uint32_t(f32_to_f16_rz(a)) << 16 | f32_to_f16_rz(b);
+  }
+};
 
 Handler fast_form(Type to, Type from, int to_bytes, int from_bytes) {
   const bool exact_width = to_bytes == size_of(to) && from_bytes == size_of(from);
@@ -177,9 +222,12 @@ bool decode_pair(Decoder& d, const PtxInst& p, Inst& o, bool bf16) {
   const bool relu = p.has("relu"), rz = p.has("rz");
   if (rz && relu) d.fail("cvt.rz.relu of a pair");
   using N = uint32_t;
-  if (rz) o.fn = bf16 ? binary<Bf16x2Rz, N, float> : binary<F16x2Rz, N, float>;
-  else if (bf16) o.fn = relu ? binary<Down2<BF16, true>, N, float> : binary<Down2<BF16, false>, N, float>;
-  else o.fn = relu ? binary<Down2<F16, true>, N, float> : binary<Down2<F16, false>, N, float>;
+  if (rz)
+    o.fn = bf16 ? binary<Bf16x2Rz, N, float> : binary<F16x2Rz, N, float>;
+  else if (bf16)
+    o.fn = relu ? binary<Down2<BF16, true>, N, float> : binary<Down2<BF16, false>, N, float>;
+  else
+    o.fn = relu ? binary<Down2<F16, true>, N, float> : binary<Down2<F16, false>, N, float>;
   return true;
 }
 
@@ -187,7 +235,8 @@ bool decode_cvt(Decoder& d, const PtxInst& p, Inst& o) {
   const Type to = p.type(0), from = p.type(1);
   o.cls = InstClass::kConvert;
   if (p.has("pack")) return false;
-  if (to == Type::kBF16x2 || to == Type::kF16x2) return from == Type::kF32 && decode_pair(d, p, o, to == Type::kBF16x2);
+  if (to == Type::kBF16x2 || to == Type::kF16x2)
+    return from == Type::kF32 && decode_pair(d, p, o, to == Type::kBF16x2);
   if (to == Type::kTF32) {
     if (!p.has("rna")) return false;
     operands(d, p, o, Type::kB32, {Type::kF32});
@@ -199,10 +248,13 @@ bool decode_cvt(Decoder& d, const PtxInst& p, Inst& o) {
   if (p.operands[0].kind == Operand::Kind::kSink) to_bytes = size_of(to);
   o.a[0] = d.dst(p.operands[0], to_bytes);
   o.a[1] = d.any_src(p.operands.at(1), from_bytes, size_of(from));
-  if (to_bytes < size_of(to) || from_bytes < size_of(from)) d.fail("a register of cvt is narrower than its type");
-  const bool integral = is_float(to) && is_float(from) && (p.has("rni") || p.has("rzi") || p.has("rmi") || p.has("rpi"));
+  if (to_bytes < size_of(to) || from_bytes < size_of(from))
+    d.fail("a register of cvt is narrower than its type");
+  const bool integral = is_float(to) && is_float(from) &&
+                        (p.has("rni") || p.has("rzi") || p.has("rmi") || p.has("rpi"));
   const Round mode = rounding(p, is_float(from) && !is_float(to) ? kZero : kNearest);
-  const int flags = (p.has("ftz") ? kFtzFlag : 0) | (p.has("sat") ? kSatFlag : 0) | (p.has("relu") ? kReluFlag : 0) | (integral ? kIntegral : 0);
+  const int flags = (p.has("ftz") ? kFtzFlag : 0) | (p.has("sat") ? kSatFlag : 0) |
+                    (p.has("relu") ? kReluFlag : 0) | (integral ? kIntegral : 0);
   o.a[2] = to_bytes;
   o.a[3] = from_bytes;
   o.p[0] = int(to);
@@ -210,26 +262,40 @@ bool decode_cvt(Decoder& d, const PtxInst& p, Inst& o) {
   o.p[2] = mode;
   o.p[3] = flags;
   const bool narrows = size_of(to) < size_of(from) || !is_float(from);
-  if (flags == 0 && (mode == kNearest || !narrows || !is_float(to))) o.fn = fast_form(to, from, to_bytes, from_bytes);
+  if (flags == 0 && (mode == kNearest || !narrows || !is_float(to)))
+    o.fn = fast_form(to, from, to_bytes, from_bytes);
   if (!o.fn) o.fn = convert;
   return true;
 }
 
-struct AddWindow { template <class T> uint64_t operator()(T a, uint64_t b) const { return a + b; } };
-struct SubWindow { uint64_t operator()(uint64_t a, uint64_t b) const { return a - b; } };
+struct AddWindow {
+  template <class T>
+  uint64_t operator()(T a, uint64_t b) const {
+    return a + b;
+  }
+};
+struct SubWindow {
+  uint64_t operator()(uint64_t a, uint64_t b) const { return a - b; }
+};
 
-// cvta.space: space address to generic; cvta.to.space: back. Out of range stays out of range, and faults when used.
+// cvta.space: space address to generic; cvta.to.space: back. Out of range stays out of range, and
+// faults when used.
 bool decode_cvta(Decoder& d, const PtxInst& p, Inst& o) {
   o.cls = InstClass::kConvert;
-  uint64_t window = p.has("shared") || p.has("shared::cta") ? kSharedWindow : p.has("local") ? kLocalWindow
-                    : p.has("param") || p.has("param::entry") ? kParamWindow : 0;
+  uint64_t window = p.has("shared") || p.has("shared::cta")   ? kSharedWindow
+                    : p.has("local")                          ? kLocalWindow
+                    : p.has("param") || p.has("param::entry") ? kParamWindow
+                                                              : 0;
   if (size_of(p.type()) != 8) d.fail("cvta of 32-bit addresses");
   o.a[0] = d.dst(p.operands.at(0), 8);
   int bytes = 8;
   o.a[1] = d.any_src(p.operands.at(1), bytes, 8);
   o.a[2] = d.constant(window, 8);
-  if (p.has("to")) o.fn = binary<SubWindow, uint64_t, uint64_t>;
-  else o.fn = bytes == 4 ? binary<AddWindow, uint64_t, uint32_t, uint64_t> : binary<AddWindow, uint64_t, uint64_t, uint64_t>;
+  if (p.has("to"))
+    o.fn = binary<SubWindow, uint64_t, uint64_t>;
+  else
+    o.fn = bytes == 4 ? binary<AddWindow, uint64_t, uint32_t, uint64_t>
+                      : binary<AddWindow, uint64_t, uint64_t, uint64_t>;
   return true;
 }
 
@@ -245,8 +311,10 @@ struct InWindow {
 
 bool decode_isspacep(Decoder& d, const PtxInst& p, Inst& o) {
   o.cls = InstClass::kCompare;
-  o.imm = static_cast<int64_t>(p.has("shared") || p.has("shared::cta") ? kSharedWindow : p.has("local") ? kLocalWindow
-                               : p.has("param") ? kParamWindow : 0);
+  o.imm = static_cast<int64_t>(p.has("shared") || p.has("shared::cta") ? kSharedWindow
+                               : p.has("local")                        ? kLocalWindow
+                               : p.has("param")                        ? kParamWindow
+                                                                       : 0);
   o.a[0] = d.dst(p.operands.at(0), Type::kPred);
   o.a[1] = d.src(p.operands.at(1), 8);
   o.fn = InWindow::run;

@@ -9,30 +9,135 @@ namespace cudasim {
 
 namespace {
 
-template <bool kFtz> float f(float x) { return kFtz ? flush(x) : x; }
-template <bool kFtz> double f(double x) { return x; }
-template <class T> T saturate(T x) { return x > T(0) ? (x < T(1) ? x : T(1)) : T(0); }  // NaN gives 0
+template <bool kFtz>
+float f(float x) {
+  return kFtz ? flush(x) : x;
+}
+template <bool kFtz>
+double f(double x) {
+  return x;
+}
+template <class T>
+T saturate(T x) {
+  return x > T(0) ? (x < T(1) ? x : T(1)) : T(0);
+}  // NaN gives 0
 
-template <bool Z> struct Add { template <class T> T operator()(T a, T b) const { return f<Z>(f<Z>(a) + f<Z>(b)); } };
-template <bool Z> struct Sub { template <class T> T operator()(T a, T b) const { return f<Z>(f<Z>(a) - f<Z>(b)); } };
-template <bool Z> struct Mul { template <class T> T operator()(T a, T b) const { return f<Z>(f<Z>(a) * f<Z>(b)); } };
-template <bool Z> struct Fma { template <class T> T operator()(T a, T b, T c) const { return f<Z>(std::fma(f<Z>(a), f<Z>(b), f<Z>(c))); } };
-template <bool Z> struct AddSat { template <class T> T operator()(T a, T b) const { return saturate(Add<Z>()(a, b)); } };
-template <bool Z> struct SubSat { template <class T> T operator()(T a, T b) const { return saturate(Sub<Z>()(a, b)); } };
-template <bool Z> struct MulSat { template <class T> T operator()(T a, T b) const { return saturate(Mul<Z>()(a, b)); } };
-template <bool Z> struct FmaSat { template <class T> T operator()(T a, T b, T c) const { return saturate(Fma<Z>()(a, b, c)); } };
-template <bool Z> struct Div { template <class T> T operator()(T a, T b) const { return f<Z>(f<Z>(a) / f<Z>(b)); } };
-template <bool Z> struct Abs { template <class T> T operator()(T a) const { return f<Z>(std::fabs(a)); } };
-template <bool Z> struct Neg { template <class T> T operator()(T a) const { return f<Z>(-a); } };
-template <bool Z> struct Min { template <class T> T operator()(T a, T b) const { return float_minmax<T, false, false>(f<Z>(a), f<Z>(b)); } };
-template <bool Z> struct Max { template <class T> T operator()(T a, T b) const { return float_minmax<T, true, false>(f<Z>(a), f<Z>(b)); } };
-template <bool Z> struct MinNan { template <class T> T operator()(T a, T b) const { return float_minmax<T, false, true>(f<Z>(a), f<Z>(b)); } };
-template <bool Z> struct MaxNan { template <class T> T operator()(T a, T b) const { return float_minmax<T, true, true>(f<Z>(a), f<Z>(b)); } };
-struct CopySign { template <class T> T operator()(T a, T b) const { return std::copysign(b, a); } };
+template <bool Z>
+struct Add {
+  template <class T>
+  T operator()(T a, T b) const {
+    return f<Z>(f<Z>(a) + f<Z>(b));
+  }
+};
+template <bool Z>
+struct Sub {
+  template <class T>
+  T operator()(T a, T b) const {
+    return f<Z>(f<Z>(a) - f<Z>(b));
+  }
+};
+template <bool Z>
+struct Mul {
+  template <class T>
+  T operator()(T a, T b) const {
+    return f<Z>(f<Z>(a) * f<Z>(b));
+  }
+};
+template <bool Z>
+struct Fma {
+  template <class T>
+  T operator()(T a, T b, T c) const {
+    return f<Z>(std::fma(f<Z>(a), f<Z>(b), f<Z>(c)));
+  }
+};
+template <bool Z>
+struct AddSat {
+  template <class T>
+  T operator()(T a, T b) const {
+    return saturate(Add<Z>()(a, b));
+  }
+};
+template <bool Z>
+struct SubSat {
+  template <class T>
+  T operator()(T a, T b) const {
+    return saturate(Sub<Z>()(a, b));
+  }
+};
+template <bool Z>
+struct MulSat {
+  template <class T>
+  T operator()(T a, T b) const {
+    return saturate(Mul<Z>()(a, b));
+  }
+};
+template <bool Z>
+struct FmaSat {
+  template <class T>
+  T operator()(T a, T b, T c) const {
+    return saturate(Fma<Z>()(a, b, c));
+  }
+};
+template <bool Z>
+struct Div {
+  template <class T>
+  T operator()(T a, T b) const {
+    return f<Z>(f<Z>(a) / f<Z>(b));
+  }
+};
+template <bool Z>
+struct Abs {
+  template <class T>
+  T operator()(T a) const {
+    return f<Z>(std::fabs(a));
+  }
+};
+template <bool Z>
+struct Neg {
+  template <class T>
+  T operator()(T a) const {
+    return f<Z>(-a);
+  }
+};
+template <bool Z>
+struct Min {
+  template <class T>
+  T operator()(T a, T b) const {
+    return float_minmax<T, false, false>(f<Z>(a), f<Z>(b));
+  }
+};
+template <bool Z>
+struct Max {
+  template <class T>
+  T operator()(T a, T b) const {
+    return float_minmax<T, true, false>(f<Z>(a), f<Z>(b));
+  }
+};
+template <bool Z>
+struct MinNan {
+  template <class T>
+  T operator()(T a, T b) const {
+    return float_minmax<T, false, true>(f<Z>(a), f<Z>(b));
+  }
+};
+template <bool Z>
+struct MaxNan {
+  template <class T>
+  T operator()(T a, T b) const {
+    return float_minmax<T, true, true>(f<Z>(a), f<Z>(b));
+  }
+};
+struct CopySign {
+  template <class T>
+  T operator()(T a, T b) const {
+    return std::copysign(b, a);
+  }
+};
 
-// Directed rounding: one lane at a time in the host's rounding mode. The barriers keep the compiler from moving the
-// arithmetic out from between the two mode changes.
-template <class T> T opaque(T x) {
+// Directed rounding: one lane at a time in the host's rounding mode. The barriers keep the compiler
+// from moving the arithmetic out from between the two mode changes.
+template <class T>
+T opaque(T x) {
   asm volatile("" : "+x"(x)::"memory");
   return x;
 }
@@ -48,7 +153,11 @@ Step directed(Warp& w, const Inst& i, uint32_t mask) {
     T x = opaque(a[l]), y = opaque(b[l]), z = Op == 3 ? opaque(c[l]) : T(0);
     if constexpr (sizeof(T) == 4)
       if (ftz) x = flush(x), y = flush(y), z = flush(z);
-    T r = opaque(Op == 0 ? x + y : Op == 1 ? x - y : Op == 2 ? x * y : Op == 3 ? std::fma(x, y, z) : x / y);
+    T r = opaque(Op == 0   ? x + y
+                 : Op == 1 ? x - y
+                 : Op == 2 ? x * y
+                 : Op == 3 ? std::fma(x, y, z)
+                           : x / y);
     if constexpr (sizeof(T) == 4)
       if (ftz) r = flush(r);
     d[l] = sat ? saturate(r) : r;
@@ -58,25 +167,35 @@ Step directed(Warp& w, const Inst& i, uint32_t mask) {
 }
 
 int rounding(const PtxInst& p) {
-  return p.has("rz") ? FE_TOWARDZERO : p.has("rm") ? FE_DOWNWARD : p.has("rp") ? FE_UPWARD : FE_TONEAREST;
+  return p.has("rz")   ? FE_TOWARDZERO
+         : p.has("rm") ? FE_DOWNWARD
+         : p.has("rp") ? FE_UPWARD
+                       : FE_TONEAREST;
 }
 
-bool real(Type t) { return t == Type::kF32 || t == Type::kF64; }
+bool real(Type t) {
+  return t == Type::kF32 || t == Type::kF64;
+}
 
-template <template <bool> class F> Handler pick2(Type t, bool ftz) {
+template <template <bool> class F>
+Handler pick2(Type t, bool ftz) {
   if (t == Type::kF64) return binary<F<false>, double, double>;
   return ftz ? binary<F<true>, float, float> : binary<F<false>, float, float>;
 }
-template <template <bool> class F> Handler pick3(Type t, bool ftz) {
+template <template <bool> class F>
+Handler pick3(Type t, bool ftz) {
   if (t == Type::kF64) return ternary<F<false>, double, double>;
   return ftz ? ternary<F<true>, float, float> : ternary<F<false>, float, float>;
 }
-template <template <bool> class F> Handler pick1(Type t, bool ftz) {
+template <template <bool> class F>
+Handler pick1(Type t, bool ftz) {
   if (t == Type::kF64) return unary<F<false>, double, double>;
   return ftz ? unary<F<true>, float, float> : unary<F<false>, float, float>;
 }
 
-InstClass float_class(Type t) { return t == Type::kF64 ? InstClass::kFp64 : InstClass::kFp32; }
+InstClass float_class(Type t) {
+  return t == Type::kF64 ? InstClass::kFp64 : InstClass::kFp32;
+}
 
 template <template <bool> class F, template <bool> class Sat, int Op>
 bool decode_arithmetic(Decoder& d, const PtxInst& p, Inst& o) {
@@ -111,7 +230,8 @@ bool decode_fma(Decoder& d, const PtxInst& p, Inst& o) {
   return true;
 }
 
-template <template <bool> class F> bool decode_unary(Decoder& d, const PtxInst& p, Inst& o) {
+template <template <bool> class F>
+bool decode_unary(Decoder& d, const PtxInst& p, Inst& o) {
   Type t = p.type();
   if (!real(t)) return false;
   operands(d, p, o, t, {t});
@@ -120,7 +240,8 @@ template <template <bool> class F> bool decode_unary(Decoder& d, const PtxInst& 
   return true;
 }
 
-template <template <bool> class F, template <bool> class Nan> bool decode_minmax(Decoder& d, const PtxInst& p, Inst& o) {
+template <template <bool> class F, template <bool> class Nan>
+bool decode_minmax(Decoder& d, const PtxInst& p, Inst& o) {
   Type t = p.type();
   if (!real(t)) return false;
   if (p.has("xorsign") || p.operands.size() != 3) d.fail("min/max with .xorsign or three inputs");
@@ -144,8 +265,12 @@ Step test_property(Warp& w, const Inst& i, uint32_t mask) {
   uint32_t r = 0;
   for (int l = 0; l < kWarpSize; ++l) {
     int c = std::fpclassify(a[l]);
-    bool yes = i.p[0] == 0 ? std::isfinite(a[l]) : i.p[0] == 1 ? c == FP_INFINITE : i.p[0] == 2 ? c != FP_NAN
-               : i.p[0] == 3 ? c == FP_NAN : i.p[0] == 4 ? c == FP_NORMAL : c == FP_SUBNORMAL;
+    bool yes = i.p[0] == 0   ? std::isfinite(a[l])
+               : i.p[0] == 1 ? c == FP_INFINITE
+               : i.p[0] == 2 ? c != FP_NAN
+               : i.p[0] == 3 ? c == FP_NAN
+               : i.p[0] == 4 ? c == FP_NORMAL
+                             : c == FP_SUBNORMAL;
     r |= uint32_t(yes) << l;
   }
   pred_out(w, i.a[0], mask, r);

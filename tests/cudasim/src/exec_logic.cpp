@@ -5,28 +5,61 @@ namespace cudasim {
 
 namespace {
 
-struct And { template <class T> T operator()(T a, T b) const { return a & b; } };
-struct Or { template <class T> T operator()(T a, T b) const { return a | b; } };
-struct Xor { template <class T> T operator()(T a, T b) const { return a ^ b; } };
-struct Not { template <class T> T operator()(T a) const { return T(~a); } };
-struct Cnot { template <class T> T operator()(T a) const { return a == 0; } };
+struct And {
+  template <class T>
+  T operator()(T a, T b) const {
+    return a & b;
+  }
+};
+struct Or {
+  template <class T>
+  T operator()(T a, T b) const {
+    return a | b;
+  }
+};
+struct Xor {
+  template <class T>
+  T operator()(T a, T b) const {
+    return a ^ b;
+  }
+};
+struct Not {
+  template <class T>
+  T operator()(T a) const {
+    return T(~a);
+  }
+};
+struct Cnot {
+  template <class T>
+  T operator()(T a) const {
+    return a == 0;
+  }
+};
 // Counts clamp at the width: a shift by more gives 0 or the sign.
-struct Shl { template <class T> T operator()(T a, uint32_t n) const { return n >= 8 * sizeof(T) ? T(0) : T(a << n); } };
+struct Shl {
+  template <class T>
+  T operator()(T a, uint32_t n) const {
+    return n >= 8 * sizeof(T) ? T(0) : T(a << n);
+  }
+};
 struct Shr {
-  template <class T> T operator()(T a, uint32_t n) const {
+  template <class T>
+  T operator()(T a, uint32_t n) const {
     constexpr uint32_t kBits = 8 * sizeof(T);
     if (std::is_signed_v<T>) return T(a >> (n >= kBits ? kBits - 1 : n));
     return n >= kBits ? T(0) : T(a >> n);
   }
 };
 struct Brev {
-  template <class T> T operator()(T a) const {
+  template <class T>
+  T operator()(T a) const {
     T r = 0;
     for (unsigned i = 0; i < 8 * sizeof(T); ++i) r |= T(a >> i & 1) << (8 * sizeof(T) - 1 - i);
     return r;
   }
 };
-template <bool kLeft, bool kWrap> struct Funnel {
+template <bool kLeft, bool kWrap>
+struct Funnel {
   uint32_t operator()(uint32_t lo, uint32_t hi, uint32_t count) const {
     uint32_t n = kWrap ? count & 31 : count > 32 ? 32 : count;
     uint64_t both = uint64_t(hi) << 32 | lo;
@@ -34,7 +67,8 @@ template <bool kLeft, bool kWrap> struct Funnel {
   }
 };
 struct Bfe {
-  template <class T> T operator()(T a, uint32_t position, uint32_t length) const {
+  template <class T>
+  T operator()(T a, uint32_t position, uint32_t length) const {
     constexpr uint32_t kBits = 8 * sizeof(T);
     uint32_t pos = position & 0xFF, len = length & 0xFF;
     using V = std::make_unsigned_t<T>;
@@ -68,7 +102,8 @@ Step lop3(Warp& w, const Inst& i, uint32_t mask) {
   uint32_t m[8];  // the truth table, each bit spread over a word
   for (int k = 0; k < 8; ++k) m[k] = i.p[0] >> k & 1 ? kFullMask : 0;
   uint32_t* d = out<uint32_t>(w, i.a[0]);
-  const uint32_t *a = in<uint32_t>(w, i.a[1]), *b = in<uint32_t>(w, i.a[2]), *c = in<uint32_t>(w, i.a[3]);
+  const uint32_t *a = in<uint32_t>(w, i.a[1]), *b = in<uint32_t>(w, i.a[2]),
+                 *c = in<uint32_t>(w, i.a[3]);
 #pragma GCC ivdep
   for (int l = 0; l < kWarpSize; ++l) {
     uint32_t x = a[l], y = b[l], z = c[l];
@@ -85,13 +120,26 @@ uint32_t permute(uint32_t a, uint32_t b, uint32_t sel, int mode) {
   for (uint32_t k = 0; k < 4; ++k) {
     uint32_t s = sel >> (4 * k) & 0xF, n = sel & 3;
     switch (mode) {
-      case 1: s = n + k; break;                       // f4e
-      case 2: s = (n - k) & 7; break;                 // b4e
-      case 3: s = n; break;                           // rc8
-      case 4: s = k > n ? k : n; break;               // ecl
-      case 5: s = k < n ? k : n; break;               // ecr
-      case 6: s = (n & 1) * 2 + (k & 1); break;       // rc16
-      default: break;
+      case 1:
+        s = n + k;
+        break;  // f4e
+      case 2:
+        s = (n - k) & 7;
+        break;  // b4e
+      case 3:
+        s = n;
+        break;  // rc8
+      case 4:
+        s = k > n ? k : n;
+        break;  // ecl
+      case 5:
+        s = k < n ? k : n;
+        break;  // ecr
+      case 6:
+        s = (n & 1) * 2 + (k & 1);
+        break;  // rc16
+      default:
+        break;
     }
     uint32_t byte = uint32_t(bytes >> (8 * (s & 7))) & 0xFF;
     if (mode == 0 && s & 8) byte = byte & 0x80 ? 0xFF : 0;
@@ -102,13 +150,15 @@ uint32_t permute(uint32_t a, uint32_t b, uint32_t sel, int mode) {
 
 Step prmt(Warp& w, const Inst& i, uint32_t mask) {
   uint32_t* d = out<uint32_t>(w, i.a[0]);
-  const uint32_t *a = in<uint32_t>(w, i.a[1]), *b = in<uint32_t>(w, i.a[2]), *c = in<uint32_t>(w, i.a[3]);
+  const uint32_t *a = in<uint32_t>(w, i.a[1]), *b = in<uint32_t>(w, i.a[2]),
+                 *c = in<uint32_t>(w, i.a[3]);
   for (int l = 0; l < kWarpSize; ++l)
     if (mask >> l & 1) d[l] = permute(a[l], b[l], c[l], i.p[0]);
   return Step::kNext;
 }
 
-template <int Op> Step pred_logic(Warp& w, const Inst& i, uint32_t mask) {
+template <int Op>
+Step pred_logic(Warp& w, const Inst& i, uint32_t mask) {
   uint32_t a = pred_in(w, i.a[1], i.negate[0]), b = pred_in(w, i.a[2], i.negate[1]);
   pred_out(w, i.a[0], mask, Op == 0 ? a & b : Op == 1 ? a | b : a ^ b);
   return Step::kNext;
@@ -119,9 +169,12 @@ Step pred_not(Warp& w, const Inst& i, uint32_t mask) {
   return Step::kNext;
 }
 
-Type bits(Type t) { return size_of(t) == 8 ? Type::kB64 : size_of(t) == 4 ? Type::kB32 : Type::kB16; }
+Type bits(Type t) {
+  return size_of(t) == 8 ? Type::kB64 : size_of(t) == 4 ? Type::kB32 : Type::kB16;
+}
 
-template <class F, int Op> bool decode_logic(Decoder& d, const PtxInst& p, Inst& o) {
+template <class F, int Op>
+bool decode_logic(Decoder& d, const PtxInst& p, Inst& o) {
   o.cls = InstClass::kLogic;
   if (p.type() == Type::kPred) {
     o.a[0] = d.dst(p.operands[0], Type::kPred);
@@ -153,17 +206,34 @@ bool decode_not(Decoder& d, const PtxInst& p, Inst& o) {
   return true;
 }
 
-template <class F> bool decode_shift(Decoder& d, const PtxInst& p, Inst& o) {
+template <class F>
+bool decode_shift(Decoder& d, const PtxInst& p, Inst& o) {
   Type t = p.type();
   operands(d, p, o, t, {t, Type::kU32});
   switch (t) {
-    case Type::kB16: case Type::kU16: o.fn = binary<F, uint16_t, uint16_t, uint32_t>; break;
-    case Type::kS16: o.fn = binary<F, int16_t, int16_t, uint32_t>; break;
-    case Type::kB32: case Type::kU32: o.fn = binary<F, uint32_t, uint32_t, uint32_t>; break;
-    case Type::kS32: o.fn = binary<F, int32_t, int32_t, uint32_t>; break;
-    case Type::kB64: case Type::kU64: o.fn = binary<F, uint64_t, uint64_t, uint32_t>; break;
-    case Type::kS64: o.fn = binary<F, int64_t, int64_t, uint32_t>; break;
-    default: return false;
+    case Type::kB16:
+    case Type::kU16:
+      o.fn = binary<F, uint16_t, uint16_t, uint32_t>;
+      break;
+    case Type::kS16:
+      o.fn = binary<F, int16_t, int16_t, uint32_t>;
+      break;
+    case Type::kB32:
+    case Type::kU32:
+      o.fn = binary<F, uint32_t, uint32_t, uint32_t>;
+      break;
+    case Type::kS32:
+      o.fn = binary<F, int32_t, int32_t, uint32_t>;
+      break;
+    case Type::kB64:
+    case Type::kU64:
+      o.fn = binary<F, uint64_t, uint64_t, uint32_t>;
+      break;
+    case Type::kS64:
+      o.fn = binary<F, int64_t, int64_t, uint32_t>;
+      break;
+    default:
+      return false;
   }
   o.cls = InstClass::kLogic;
   return true;
@@ -173,8 +243,10 @@ bool decode_shf(Decoder& d, const PtxInst& p, Inst& o) {
   operands(d, p, o, Type::kB32, {Type::kB32, Type::kB32, Type::kU32});
   bool wrap = p.has("wrap");
   using N = uint32_t;
-  if (p.has("l")) o.fn = wrap ? ternary<Funnel<true, true>, N, N> : ternary<Funnel<true, false>, N, N>;
-  else o.fn = wrap ? ternary<Funnel<false, true>, N, N> : ternary<Funnel<false, false>, N, N>;
+  if (p.has("l"))
+    o.fn = wrap ? ternary<Funnel<true, true>, N, N> : ternary<Funnel<true, false>, N, N>;
+  else
+    o.fn = wrap ? ternary<Funnel<false, true>, N, N> : ternary<Funnel<false, false>, N, N>;
   o.cls = InstClass::kLogic;
   return true;
 }
@@ -207,7 +279,8 @@ bool decode_bfi(Decoder& d, const PtxInst& p, Inst& o) {
 }
 
 bool decode_lop3(Decoder& d, const PtxInst& p, Inst& o) {
-  if (p.operands.size() != 5 || p.operands[4].kind != Operand::Kind::kInt) return false;  // not the form with a predicate
+  if (p.operands.size() != 5 || p.operands[4].kind != Operand::Kind::kInt)
+    return false;  // not the form with a predicate
   operands(d, p, o, Type::kB32, {Type::kB32, Type::kB32, Type::kB32});
   o.p[0] = static_cast<int32_t>(p.operands[4].imm);
   o.fn = lop3;

@@ -1,5 +1,6 @@
-// ldmatrix, movmatrix and mma.sync. Products of 16-bit and tf32 values are exact in float, so contraction is harmless here.
-// The order of the sums and their roundings differ from a tensor core's.
+// ldmatrix, movmatrix and mma.sync. Products of 16-bit and tf32 values are exact in float, so
+// contraction is harmless here. The order of the sums and their roundings differ from a tensor
+// core's.
 #include "access.h"
 #include "cta.h"
 #include "half.h"
@@ -12,7 +13,8 @@ namespace {
 bool whole_warp(Warp& w, uint32_t mask, Step& step) {
   if (mask == kFullMask) return true;
   if (mask == w.live || mask != w.active) {
-    w.cta->report("warp_divergence", w.pc, &w, __builtin_ctz(~mask), "a matrix instruction without all lanes of the warp");
+    w.cta->report("warp_divergence", w.pc, &w, __builtin_ctz(~mask),
+                  "a matrix instruction without all lanes of the warp");
     step = Step::kAbort;
   } else {
     step = Step::kWaitLanes;
@@ -25,7 +27,8 @@ Step ldmatrix(Warp& w, const Inst& i, uint32_t mask) {
   Step step = Step::kNext;
   if (!whole_warp(w, mask, step)) return step;
   const int n = i.p[0];
-  const uint32_t rows = n == 4 ? kFullMask : (1u << (8 * n)) - 1;  // the lanes that give row addresses
+  const uint32_t rows =
+      n == 4 ? kFullMask : (1u << (8 * n)) - 1;  // the lanes that give row addresses
   uint64_t address[kWarpSize];
   uint32_t offset[kWarpSize];
   lane_addresses(w, i.a[4], i.p[3], i.imm, address);
@@ -37,8 +40,10 @@ Step ldmatrix(Warp& w, const Inst& i, uint32_t mask) {
     alignas(64) uint16_t m[8][8];
     for (int r = 0; r < 8; ++r) {
       const int lane = 8 * j + r;
-      if (ok >> lane & 1) std::memcpy(m[r], w.cta->shared + offset[lane], 16);
-      else std::memset(m[r], 0xFF, 16);
+      if (ok >> lane & 1)
+        std::memcpy(m[r], w.cta->shared + offset[lane], 16);
+      else
+        std::memset(m[r], 0xFF, 16);
     }
     uint32_t* d = out<uint32_t>(w, i.a[j]);
     if (!i.p[1]) {
@@ -59,7 +64,8 @@ bool decode_ldmatrix(Decoder& d, const PtxInst& p, Inst& o) {
   o.p[0] = p.has("x4") ? 4 : p.has("x2") ? 2 : 1;
   o.p[1] = p.has("trans");
   const Operand& to = p.operands.at(0);
-  for (int j = 0; j < o.p[0]; ++j) o.a[j] = d.dst(to.kind == Operand::Kind::kVector ? to.items.at(j) : to, 4);
+  for (int j = 0; j < o.p[0]; ++j)
+    o.a[j] = d.dst(to.kind == Operand::Kind::kVector ? to.items.at(j) : to, 4);
   o.p[3] = d.address(p.operands.at(1), o, 4);
   o.flags = parse_space(p) == Space::kGeneric;
   o.fn = ldmatrix;
@@ -88,8 +94,10 @@ bool decode_movmatrix(Decoder& d, const PtxInst& p, Inst& o) {
 
 using Row = float __attribute__((vector_size(32)));  // the 8 columns of an accumulator row
 
-// Fragments of 8x8 blocks: the lane order of one register is exactly the row-major order of its block.
-template <class H, int K> struct HalfOperands {
+// Fragments of 8x8 blocks: the lane order of one register is exactly the row-major order of its
+// block.
+template <class H, int K>
+struct HalfOperands {
   static constexpr int kDepth = K, kA = K / 4, kB = K / 8;  // registers of A and of B
   static void load_a(const Warp& w, const Inst& i, float (*a)[K]) {
     for (int block = 0; block < kA; ++block) {
@@ -108,16 +116,21 @@ template <class H, int K> struct HalfOperands {
   }
 };
 
-template <int K> struct Tf32Operands {
+template <int K>
+struct Tf32Operands {
   static constexpr int kDepth = K, kA = K / 2, kB = K / 4;
-  static float value(uint32_t bits) { return bits_float(bits & 0xFFFFE000u); }  // the low bits are ignored
+  static float value(uint32_t bits) {
+    return bits_float(bits & 0xFFFFE000u);
+  }  // the low bits are ignored
   static void load_a(const Warp& w, const Inst& i, float (*a)[K]) {
     for (int block = 0; block < kA; ++block)
-      for (int l = 0; l < kWarpSize; ++l) a[block % 2 * 8 + l / 4][block / 2 * 4 + l % 4] = value(in<uint32_t>(w, i.a[4 + block])[l]);
+      for (int l = 0; l < kWarpSize; ++l)
+        a[block % 2 * 8 + l / 4][block / 2 * 4 + l % 4] = value(in<uint32_t>(w, i.a[4 + block])[l]);
   }
   static void load_b(const Warp& w, const Inst& i, float (*b)[8]) {
     for (int block = 0; block < kB; ++block)
-      for (int l = 0; l < kWarpSize; ++l) b[block * 4 + l % 4][l / 4] = value(in<uint32_t>(w, i.a[8 + block])[l]);
+      for (int l = 0; l < kWarpSize; ++l)
+        b[block * 4 + l % 4][l / 4] = value(in<uint32_t>(w, i.a[8 + block])[l]);
   }
 };
 
@@ -145,11 +158,13 @@ struct F32Accumulator {
 struct F16Accumulator {
   static void load(const Warp& w, const Inst& i, float (*c)[8]) {
     for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 64; ++k) c[8 * half + k / 8][k % 8] = f16_to_f32(in<uint16_t>(w, i.a[12 + half])[k]);
+      for (int k = 0; k < 64; ++k)
+        c[8 * half + k / 8][k % 8] = f16_to_f32(in<uint16_t>(w, i.a[12 + half])[k]);
   }
   static void store(Warp& w, const Inst& i, const float (*c)[8]) {
     for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 64; ++k) out<uint16_t>(w, i.a[half])[k] = f32_to_f16(c[8 * half + k / 8][k % 8]);
+      for (int k = 0; k < 64; ++k)
+        out<uint16_t>(w, i.a[half])[k] = f32_to_f16(c[8 * half + k / 8][k % 8]);
   }
 };
 
@@ -188,10 +203,12 @@ Step mma_int8(Warp& w, const Inst& i, uint32_t mask) {
   for (int block = 0; block < depth / 8; ++block)
     for (int l = 0; l < kWarpSize; ++l)
       for (int k = 0; k < 4; ++k)
-        a[block % 2 * 8 + l / 4][block / 2 * 16 + l % 4 * 4 + k] = byte(in<uint32_t>(w, i.a[4 + block])[l], k, i.p[0]);
+        a[block % 2 * 8 + l / 4][block / 2 * 16 + l % 4 * 4 + k] =
+            byte(in<uint32_t>(w, i.a[4 + block])[l], k, i.p[0]);
   for (int block = 0; block < depth / 16; ++block)
     for (int l = 0; l < kWarpSize; ++l)
-      for (int k = 0; k < 4; ++k) b[block * 16 + l % 4 * 4 + k][l / 4] = byte(in<uint32_t>(w, i.a[8 + block])[l], k, i.p[1]);
+      for (int k = 0; k < 4; ++k)
+        b[block * 16 + l % 4 * 4 + k][l / 4] = byte(in<uint32_t>(w, i.a[8 + block])[l], k, i.p[1]);
   for (int r = 0; r < 4; ++r)
     for (int l = 0; l < kWarpSize; ++l) {
       const int row = l / 4 + r / 2 * 8, column = l % 4 * 2 + r % 2;
@@ -204,9 +221,11 @@ Step mma_int8(Warp& w, const Inst& i, uint32_t mask) {
   return Step::kNext;
 }
 
-void fragment(Decoder& d, const Operand& o, Inst& out_inst, int first, int count, bool destination) {
+void fragment(Decoder& d, const Operand& o, Inst& out_inst, int first, int count,
+              bool destination) {
   const bool vector = o.kind == Operand::Kind::kVector;
-  if ((vector ? static_cast<int>(o.items.size()) : 1) != count) d.fail("a matrix fragment of an unexpected number of registers");
+  if ((vector ? static_cast<int>(o.items.size()) : 1) != count)
+    d.fail("a matrix fragment of an unexpected number of registers");
   for (int k = 0; k < count; ++k) {
     const Operand& r = vector ? o.items[k] : o;
     out_inst.a[first + k] = destination ? d.dst(r, 4) : d.src(r, 4);
@@ -229,13 +248,18 @@ bool decode_mma(Decoder& d, const PtxInst& p, Inst& o) {
   o.cls = InstClass::kMma;
   if (p.has("sp") || p.types.size() != 4) return false;
   const Type to = p.type(0), a = p.type(1), b = p.type(2);
-  const bool k16 = p.has("m16n8k16"), k8 = p.has("m16n8k8"), k4 = p.has("m16n8k4"), k32 = p.has("m16n8k32");
+  const bool k16 = p.has("m16n8k16"), k8 = p.has("m16n8k8"), k4 = p.has("m16n8k4"),
+             k32 = p.has("m16n8k32");
   if (a == Type::kF16 && b == a && k16) return decode_as<HalfOperands<F16, 16>>(d, p, o, to);
   if (a == Type::kF16 && b == a && k8) return decode_as<HalfOperands<F16, 8>>(d, p, o, to);
-  if (a == Type::kBF16 && b == a && k16 && to == Type::kF32) return decode_as<HalfOperands<BF16, 16>>(d, p, o, to);
-  if (a == Type::kBF16 && b == a && k8 && to == Type::kF32) return decode_as<HalfOperands<BF16, 8>>(d, p, o, to);
-  if (a == Type::kTF32 && b == a && k8 && to == Type::kF32) return decode_as<Tf32Operands<8>>(d, p, o, to);
-  if (a == Type::kTF32 && b == a && k4 && to == Type::kF32) return decode_as<Tf32Operands<4>>(d, p, o, to);
+  if (a == Type::kBF16 && b == a && k16 && to == Type::kF32)
+    return decode_as<HalfOperands<BF16, 16>>(d, p, o, to);
+  if (a == Type::kBF16 && b == a && k8 && to == Type::kF32)
+    return decode_as<HalfOperands<BF16, 8>>(d, p, o, to);
+  if (a == Type::kTF32 && b == a && k8 && to == Type::kF32)
+    return decode_as<Tf32Operands<8>>(d, p, o, to);
+  if (a == Type::kTF32 && b == a && k4 && to == Type::kF32)
+    return decode_as<Tf32Operands<4>>(d, p, o, to);
   if (size_of(a) == 1 && size_of(b) == 1 && to == Type::kS32 && (k16 || k32)) {
     o.p[3] = k32 ? 32 : 16;
     o.p[0] = is_signed(a);

@@ -6,10 +6,17 @@ namespace cudasim {
 
 namespace {
 
-// p[0] = bytes of an element, p[1] = bytes of a register, p[2] = vector length | signed << 8, p[3] = base bytes.
-int element_bytes(const Inst& i) { return i.p[0]; }
-int vector_length(const Inst& i) { return i.p[2] & 0xFF; }
-int access_bytes(const Inst& i) { return element_bytes(i) * vector_length(i); }
+// p[0] = bytes of an element, p[1] = bytes of a register, p[2] = vector length | signed << 8, p[3]
+// = base bytes.
+int element_bytes(const Inst& i) {
+  return i.p[0];
+}
+int vector_length(const Inst& i) {
+  return i.p[2] & 0xFF;
+}
+int access_bytes(const Inst& i) {
+  return element_bytes(i) * vector_length(i);
+}
 
 template <class E, class R>
 void load_as(Warp& w, const Inst& i, uint32_t mask, uint8_t* const* ptr) {
@@ -29,25 +36,33 @@ template <class U, class S>
 void load_element(Warp& w, const Inst& i, uint32_t mask, uint8_t* const* ptr) {
   const bool extend = i.p[2] & 0x100;
   switch (i.p[1]) {
-    case 2: return extend ? load_as<S, uint16_t>(w, i, mask, ptr) : load_as<U, uint16_t>(w, i, mask, ptr);
-    case 4: return extend ? load_as<S, uint32_t>(w, i, mask, ptr) : load_as<U, uint32_t>(w, i, mask, ptr);
-    default: return extend ? load_as<S, uint64_t>(w, i, mask, ptr) : load_as<U, uint64_t>(w, i, mask, ptr);
+    case 2:
+      return extend ? load_as<S, uint16_t>(w, i, mask, ptr) : load_as<U, uint16_t>(w, i, mask, ptr);
+    case 4:
+      return extend ? load_as<S, uint32_t>(w, i, mask, ptr) : load_as<U, uint32_t>(w, i, mask, ptr);
+    default:
+      return extend ? load_as<S, uint64_t>(w, i, mask, ptr) : load_as<U, uint64_t>(w, i, mask, ptr);
   }
 }
 
 void load_lanes(Warp& w, const Inst& i, uint32_t mask, uint8_t* const* ptr) {
   switch (element_bytes(i)) {
-    case 1: return load_element<uint8_t, int8_t>(w, i, mask, ptr);
-    case 2: return load_element<uint16_t, int16_t>(w, i, mask, ptr);
-    case 4: return load_element<uint32_t, int32_t>(w, i, mask, ptr);
-    default: return load_element<uint64_t, int64_t>(w, i, mask, ptr);
+    case 1:
+      return load_element<uint8_t, int8_t>(w, i, mask, ptr);
+    case 2:
+      return load_element<uint16_t, int16_t>(w, i, mask, ptr);
+    case 4:
+      return load_element<uint32_t, int32_t>(w, i, mask, ptr);
+    default:
+      return load_element<uint64_t, int64_t>(w, i, mask, ptr);
   }
 }
 
 // Lanes whose access was refused read NaN.
 void poison(Warp& w, const Inst& i, uint32_t mask) {
   for (int v = 0; v < vector_length(i); ++v)
-    for (uint32_t m = mask; m; m &= m - 1) std::memset(w.regs + i.a[v] + __builtin_ctz(m) * i.p[1], 0xFF, i.p[1]);
+    for (uint32_t m = mask; m; m &= m - 1)
+      std::memset(w.regs + i.a[v] + __builtin_ctz(m) * i.p[1], 0xFF, i.p[1]);
 }
 
 // data[lane] = the bytes that the lane stores, gathered from its registers
@@ -115,7 +130,8 @@ void param_load(Warp& w, const Inst& i, uint32_t mask, const uint64_t* address) 
     }
   }
   load_lanes(w, i, ok, ptr);
-  if (local) local_load(w, i, local, address);  // a parameter of a call: it lives in the thread's own memory
+  if (local)
+    local_load(w, i, local, address);  // a parameter of a call: it lives in the thread's own memory
   if ((ok | local) != mask) poison(w, i, mask & ~(ok | local));
 }
 
@@ -189,7 +205,9 @@ Step store(Warp& w, const Inst& i, uint32_t mask) {
     if (s.global) global_store(w, i, s.global, address);
     if (s.shared) shared_store(w, i, s.shared, address);
     if (s.local) local_store(w, i, s.local, address);
-    if (s.param) w.cta->report("global_read_only", w.pc, &w, __builtin_ctz(s.param), "a write to a kernel parameter");
+    if (s.param)
+      w.cta->report("global_read_only", w.pc, &w, __builtin_ctz(s.param),
+                    "a write to a kernel parameter");
   }
   return Step::kNext;
 }
@@ -197,12 +215,15 @@ Step store(Warp& w, const Inst& i, uint32_t mask) {
 // ld.param at a fixed place: one value for the warp.
 Step load_uniform_param(Warp& w, const Inst& i, uint32_t mask) {
   uint8_t* ptr[kWarpSize] = {};
-  for (int l = 0; l < kWarpSize; ++l) ptr[l] = const_cast<uint8_t*>(w.cta->launch->params.data()) + i.imm;
+  for (int l = 0; l < kWarpSize; ++l)
+    ptr[l] = const_cast<uint8_t*>(w.cta->launch->params.data()) + i.imm;
   load_lanes(w, i, mask, ptr);
   return Step::kNext;
 }
 
-int vector_of(const PtxInst& p) { return p.has("v2") ? 2 : p.has("v4") ? 4 : p.has("v8") ? 8 : 1; }
+int vector_of(const PtxInst& p) {
+  return p.has("v2") ? 2 : p.has("v4") ? 4 : p.has("v8") ? 8 : 1;
+}
 
 // The data registers of a load or store in a[0..], and what they look like.
 void data_operands(Decoder& d, const PtxInst& p, Inst& o, const Operand& data, bool load) {
@@ -216,7 +237,8 @@ void data_operands(Decoder& d, const PtxInst& p, Inst& o, const Operand& data, b
     if (r == 0) r = std::max(bytes, 2);
     if (reg != 0 && r != reg) d.fail("a vector of registers of different widths");
     reg = r;
-    o.a[v] = load ? d.dst(items[v], items[v].kind == Operand::Kind::kSink ? 0 : reg) : d.src(items[v], reg);
+    o.a[v] = load ? d.dst(items[v], items[v].kind == Operand::Kind::kSink ? 0 : reg)
+                  : d.src(items[v], reg);
   }
   if (reg < bytes) d.fail("a register narrower than the access");
   o.p[0] = bytes;
@@ -228,10 +250,22 @@ bool decode_ld(Decoder& d, const PtxInst& p, Inst& o) {
   data_operands(d, p, o, p.operands.at(0), true);
   o.p[3] = d.address(p.operands.at(1), o, 4);
   switch (parse_space(p)) {
-    case Space::kGlobal: o.fn = load<Space::kGlobal>; o.cls = InstClass::kLoadGlobal; break;
-    case Space::kShared: o.fn = load<Space::kShared>; o.cls = InstClass::kLoadShared; break;
-    case Space::kLocal: o.fn = load<Space::kLocal>; o.cls = InstClass::kLoadLocal; break;
-    case Space::kConst: o.fn = load<Space::kConst>; o.cls = InstClass::kLoadParam; break;
+    case Space::kGlobal:
+      o.fn = load<Space::kGlobal>;
+      o.cls = InstClass::kLoadGlobal;
+      break;
+    case Space::kShared:
+      o.fn = load<Space::kShared>;
+      o.cls = InstClass::kLoadShared;
+      break;
+    case Space::kLocal:
+      o.fn = load<Space::kLocal>;
+      o.cls = InstClass::kLoadLocal;
+      break;
+    case Space::kConst:
+      o.fn = load<Space::kConst>;
+      o.cls = InstClass::kLoadParam;
+      break;
     case Space::kParam: {
       o.cls = InstClass::kLoadParam;
       o.fn = load<Space::kParam>;
@@ -239,12 +273,16 @@ bool decode_ld(Decoder& d, const PtxInst& p, Inst& o) {
       const uint64_t base = a.reg < 0 ? d.symbol_address(a.symbol) : 0;
       if (base >= kParamBase) {
         o.imm = static_cast<int64_t>(base - kParamBase) + a.offset;
-        if (o.imm + o.p[0] * vector_length(o) > d.kernel().param_size) d.fail("ld.param past the parameters");
+        if (o.imm + o.p[0] * vector_length(o) > d.kernel().param_size)
+          d.fail("ld.param past the parameters");
         o.fn = load_uniform_param;
       }
       break;
     }
-    case Space::kGeneric: o.fn = load<Space::kGeneric>; o.cls = InstClass::kLoadGeneric; break;
+    case Space::kGeneric:
+      o.fn = load<Space::kGeneric>;
+      o.cls = InstClass::kLoadGeneric;
+      break;
   }
   return true;
 }
@@ -253,14 +291,31 @@ bool decode_st(Decoder& d, const PtxInst& p, Inst& o) {
   data_operands(d, p, o, p.operands.at(1), false);
   o.p[3] = d.address(p.operands.at(0), o, 4);
   switch (parse_space(p)) {
-    case Space::kGlobal: o.fn = store<Space::kGlobal>; o.cls = InstClass::kStoreGlobal; break;
-    case Space::kShared: o.fn = store<Space::kShared>; o.cls = InstClass::kStoreShared; break;
-    case Space::kLocal: o.fn = store<Space::kLocal>; o.cls = InstClass::kStoreLocal; break;
-    case Space::kParam: o.fn = store<Space::kLocal>; o.cls = InstClass::kStoreLocal; break;  // of a call
-    case Space::kGeneric: o.fn = store<Space::kGeneric>; o.cls = InstClass::kStoreGeneric; break;
-    case Space::kConst: return false;
+    case Space::kGlobal:
+      o.fn = store<Space::kGlobal>;
+      o.cls = InstClass::kStoreGlobal;
+      break;
+    case Space::kShared:
+      o.fn = store<Space::kShared>;
+      o.cls = InstClass::kStoreShared;
+      break;
+    case Space::kLocal:
+      o.fn = store<Space::kLocal>;
+      o.cls = InstClass::kStoreLocal;
+      break;
+    case Space::kParam:
+      o.fn = store<Space::kLocal>;
+      o.cls = InstClass::kStoreLocal;
+      break;  // of a call
+    case Space::kGeneric:
+      o.fn = store<Space::kGeneric>;
+      o.cls = InstClass::kStoreGeneric;
+      break;
+    case Space::kConst:
+      return false;
   }
-  if (parse_space(p) == Space::kShared || parse_space(p) == Space::kGeneric) d.note_shared_write(access_bytes(o));
+  if (parse_space(p) == Space::kShared || parse_space(p) == Space::kGeneric)
+    d.note_shared_write(access_bytes(o));
   return true;
 }
 

@@ -7,7 +7,12 @@ namespace cudasim {
 
 namespace {
 
-struct Same { template <class T> T operator()(T a) const { return a; } };
+struct Same {
+  template <class T>
+  T operator()(T a) const {
+    return a;
+  }
+};
 
 Step move_pred(Warp& w, const Inst& i, uint32_t mask) {
   pred_out(w, i.a[0], mask, pred_in(w, i.a[1], i.negate[0]));
@@ -39,15 +44,21 @@ Step unpack(Warp& w, const Inst& i, uint32_t mask) {
 
 template <class Half, class Whole>
 Step pack2(Warp& w, const Inst& i, uint32_t mask) {
-  struct F { Whole operator()(Half lo, Half hi) const { return Whole(lo) | Whole(hi) << (8 * sizeof(Half)); } };
+  struct F {
+    Whole operator()(Half lo, Half hi) const { return Whole(lo) | Whole(hi) << (8 * sizeof(Half)); }
+  };
   lanes<F>(mask, out<Whole>(w, i.a[0]), in<Half>(w, i.a[1]), in<Half>(w, i.a[2]));
   return Step::kNext;
 }
 
 template <class Half, class Whole>
 Step unpack2(Warp& w, const Inst& i, uint32_t mask) {
-  struct Lo { Half operator()(Whole x) const { return Half(x); } };
-  struct Hi { Half operator()(Whole x) const { return Half(x >> (8 * sizeof(Half))); } };
+  struct Lo {
+    Half operator()(Whole x) const { return Half(x); }
+  };
+  struct Hi {
+    Half operator()(Whole x) const { return Half(x >> (8 * sizeof(Half))); }
+  };
   lanes<Lo>(mask, out<Half>(w, i.a[0]), in<Whole>(w, i.a[2]));
   lanes<Hi>(mask, out<Half>(w, i.a[1]), in<Whole>(w, i.a[2]));
   return Step::kNext;
@@ -57,14 +68,18 @@ Step move_clock(Warp& w, const Inst& i, uint32_t mask) {
   uint64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
   for (int l = 0; l < kWarpSize; ++l) {
     if (!(mask >> l & 1)) continue;
-    if (i.p[0] == 8) out<uint64_t>(w, i.a[0])[l] = now;
-    else out<uint32_t>(w, i.a[0])[l] = static_cast<uint32_t>(now);
+    if (i.p[0] == 8)
+      out<uint64_t>(w, i.a[0])[l] = now;
+    else
+      out<uint32_t>(w, i.a[0])[l] = static_cast<uint32_t>(now);
   }
   return Step::kNext;
 }
 
 Handler move_of(int size) {
-  return size == 8 ? unary<Same, uint64_t, uint64_t> : size == 4 ? unary<Same, uint32_t, uint32_t> : unary<Same, uint16_t, uint16_t>;
+  return size == 8   ? unary<Same, uint64_t, uint64_t>
+         : size == 4 ? unary<Same, uint32_t, uint32_t>
+                     : unary<Same, uint16_t, uint16_t>;
 }
 
 bool decode_mov(Decoder& d, const PtxInst& p, Inst& o) {
@@ -86,11 +101,14 @@ bool decode_mov(Decoder& d, const PtxInst& p, Inst& o) {
     o.p[0] = parts;
     o.p[1] = bytes;
     if (packing) o.a[0] = d.dst(to, size);
-    for (int k = 0; k < parts; ++k) o.a[packing ? 1 + k : k] = packing ? d.src(items[k], bytes) : d.dst(items[k], bytes);
+    for (int k = 0; k < parts; ++k)
+      o.a[packing ? 1 + k : k] = packing ? d.src(items[k], bytes) : d.dst(items[k], bytes);
     if (!packing) o.a[parts] = d.src(from, size);
     o.fn = packing ? pack : unpack;
-    if (parts == 2 && size == 8) o.fn = packing ? pack2<uint32_t, uint64_t> : unpack2<uint32_t, uint64_t>;
-    if (parts == 2 && size == 4) o.fn = packing ? pack2<uint16_t, uint32_t> : unpack2<uint16_t, uint32_t>;
+    if (parts == 2 && size == 8)
+      o.fn = packing ? pack2<uint32_t, uint64_t> : unpack2<uint32_t, uint64_t>;
+    if (parts == 2 && size == 4)
+      o.fn = packing ? pack2<uint16_t, uint32_t> : unpack2<uint16_t, uint32_t>;
     return true;
   }
   o.a[0] = d.dst(to, size);
@@ -128,7 +146,10 @@ bool decode_selp(Decoder& d, const PtxInst& p, Inst& o) {
 }
 
 struct Slct {
-  template <class T, class C> T operator()(T a, T b, C c) const { return c >= C(0) ? a : b; }
+  template <class T, class C>
+  T operator()(T a, T b, C c) const {
+    return c >= C(0) ? a : b;
+  }
 };
 
 bool decode_slct(Decoder& d, const PtxInst& p, Inst& o) {
@@ -136,8 +157,12 @@ bool decode_slct(Decoder& d, const PtxInst& p, Inst& o) {
   operands(d, p, o, t, {t, t, c});
   o.cls = InstClass::kSelect;
   const bool wide = size_of(t) == 8, real = c == Type::kF32;
-  if (wide) o.fn = real ? ternary<Slct, uint64_t, uint64_t, uint64_t, float> : ternary<Slct, uint64_t, uint64_t, uint64_t, int32_t>;
-  else o.fn = real ? ternary<Slct, uint32_t, uint32_t, uint32_t, float> : ternary<Slct, uint32_t, uint32_t, uint32_t, int32_t>;
+  if (wide)
+    o.fn = real ? ternary<Slct, uint64_t, uint64_t, uint64_t, float>
+                : ternary<Slct, uint64_t, uint64_t, uint64_t, int32_t>;
+  else
+    o.fn = real ? ternary<Slct, uint32_t, uint32_t, uint32_t, float>
+                : ternary<Slct, uint32_t, uint32_t, uint32_t, int32_t>;
   return true;
 }
 

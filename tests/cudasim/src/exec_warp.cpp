@@ -6,22 +6,27 @@ namespace cudasim {
 
 namespace {
 
-// The member mask of a *.sync instruction. False: other live lanes of it have yet to arrive, so the split waits.
-bool members_present(Warp& w, uint32_t mask, uint32_t members) { return (members & w.live & ~mask) == 0; }
+// The member mask of a *.sync instruction. False: other live lanes of it have yet to arrive, so the
+// split waits.
+bool members_present(Warp& w, uint32_t mask, uint32_t members) {
+  return (members & w.live & ~mask) == 0;
+}
 
 uint32_t members_of(Warp& w, int32_t offset, uint32_t mask) {
   const uint32_t* m = in<uint32_t>(w, offset);
   uint32_t members = m[__builtin_ctz(mask)];
   uint32_t outside = mask & ~members;
   if (outside)
-    w.cta->report("sync_mask", w.pc, &w, __builtin_ctz(outside), "the executing lane is not in its own member mask");
+    w.cta->report("sync_mask", w.pc, &w, __builtin_ctz(outside),
+                  "the executing lane is not in its own member mask");
   return members;
 }
 
 Step shfl(Warp& w, const Inst& i, uint32_t mask) {
   uint32_t members = members_of(w, i.a[5], mask);
   if (!members_present(w, mask, members)) return Step::kWaitLanes;
-  const uint32_t *a = in<uint32_t>(w, i.a[2]), *b = in<uint32_t>(w, i.a[3]), *c = in<uint32_t>(w, i.a[4]);
+  const uint32_t *a = in<uint32_t>(w, i.a[2]), *b = in<uint32_t>(w, i.a[3]),
+                 *c = in<uint32_t>(w, i.a[4]);
   uint32_t result[kWarpSize], valid = 0, inactive = 0;
   for (uint32_t l = 0; l < kWarpSize; ++l) {
     const uint32_t clamp = c[l] & 31, seg = c[l] >> 8 & 31, n = b[l] & 31;
@@ -29,10 +34,22 @@ Step shfl(Warp& w, const Inst& i, uint32_t mask) {
     int32_t j = 0;
     bool ok = false;
     switch (i.p[0]) {
-      case 0: j = int32_t(l) - int32_t(n); ok = j >= int32_t(max); break;  // up: max is the lower bound here
-      case 1: j = int32_t(l + n); ok = j <= int32_t(max); break;           // down
-      case 2: j = int32_t(l ^ n); ok = j <= int32_t(max); break;           // bfly
-      default: j = int32_t(min | (n & ~seg)); ok = j <= int32_t(max); break;
+      case 0:
+        j = int32_t(l) - int32_t(n);
+        ok = j >= int32_t(max);
+        break;  // up: max is the lower bound here
+      case 1:
+        j = int32_t(l + n);
+        ok = j <= int32_t(max);
+        break;  // down
+      case 2:
+        j = int32_t(l ^ n);
+        ok = j <= int32_t(max);
+        break;  // bfly
+      default:
+        j = int32_t(min | (n & ~seg));
+        ok = j <= int32_t(max);
+        break;
     }
     if (!ok) j = int32_t(l);
     result[l] = a[j & 31];
@@ -41,7 +58,8 @@ Step shfl(Warp& w, const Inst& i, uint32_t mask) {
   }
   if (inactive & mask) {
     int lane = __builtin_ctz(inactive & mask);
-    w.cta->report("shuffle_inactive_lane", w.pc, &w, lane, "the shuffle reads a lane that does not execute it");
+    w.cta->report("shuffle_inactive_lane", w.pc, &w, lane,
+                  "the shuffle reads a lane that does not execute it");
     for (int l = 0; l < kWarpSize; ++l)
       if (inactive >> l & 1) result[l] = kFullMask;
   }
@@ -69,9 +87,15 @@ Step vote(Warp& w, const Inst& i, uint32_t mask) {
   if (!members_present(w, mask, members)) return Step::kWaitLanes;
   const uint32_t p = pred_in(w, i.a[1], i.negate[0]) & mask;
   switch (i.p[0]) {
-    case 0: pred_out(w, i.a[0], mask, p == mask ? kFullMask : 0); break;            // all
-    case 1: pred_out(w, i.a[0], mask, p ? kFullMask : 0); break;                    // any
-    case 2: pred_out(w, i.a[0], mask, p == mask || p == 0 ? kFullMask : 0); break;  // uni
+    case 0:
+      pred_out(w, i.a[0], mask, p == mask ? kFullMask : 0);
+      break;  // all
+    case 1:
+      pred_out(w, i.a[0], mask, p ? kFullMask : 0);
+      break;  // any
+    case 2:
+      pred_out(w, i.a[0], mask, p == mask || p == 0 ? kFullMask : 0);
+      break;  // uni
     default: {
       uint32_t* d = out<uint32_t>(w, i.a[0]);
       for (int l = 0; l < kWarpSize; ++l)
@@ -129,12 +153,23 @@ Step redux(Warp& w, const Inst& i, uint32_t mask) {
   for (uint32_t m = mask & (mask - 1); m; m &= m - 1) {
     uint32_t x = a[__builtin_ctz(m)];
     switch (i.p[0]) {
-      case 0: r += x; break;
-      case 1: r = i.p[1] ? uint32_t(std::min(int32_t(r), int32_t(x))) : std::min(r, x); break;
-      case 2: r = i.p[1] ? uint32_t(std::max(int32_t(r), int32_t(x))) : std::max(r, x); break;
-      case 3: r &= x; break;
-      case 4: r |= x; break;
-      default: r ^= x;
+      case 0:
+        r += x;
+        break;
+      case 1:
+        r = i.p[1] ? uint32_t(std::min(int32_t(r), int32_t(x))) : std::min(r, x);
+        break;
+      case 2:
+        r = i.p[1] ? uint32_t(std::max(int32_t(r), int32_t(x))) : std::max(r, x);
+        break;
+      case 3:
+        r &= x;
+        break;
+      case 4:
+        r |= x;
+        break;
+      default:
+        r ^= x;
     }
   }
   uint32_t* d = out<uint32_t>(w, i.a[0]);
@@ -146,7 +181,12 @@ Step redux(Warp& w, const Inst& i, uint32_t mask) {
 bool decode_redux(Decoder& d, const PtxInst& p, Inst& o) {
   if (is_float(p.type())) return false;
   o.cls = InstClass::kShuffle;
-  o.p[0] = p.has("add") ? 0 : p.has("min") ? 1 : p.has("max") ? 2 : p.has("and") ? 3 : p.has("or") ? 4 : 5;
+  o.p[0] = p.has("add")   ? 0
+           : p.has("min") ? 1
+           : p.has("max") ? 2
+           : p.has("and") ? 3
+           : p.has("or")  ? 4
+                          : 5;
   o.p[1] = is_signed(p.type());
   o.a[0] = d.dst(p.operands.at(0), 4);
   o.a[1] = d.src(p.operands.at(1), 4);

@@ -33,7 +33,8 @@ size_t read_container(const uint8_t* p, std::vector<std::string>& texts) {
     const uint64_t payload = field<uint64_t>(e, 8), flags = field<uint64_t>(e, 40);
     if (entry_header == 0) break;
     if (kind == 1) {
-      if (flags & (kLz4 | kZstd)) throw PtxError("the PTX is compressed: compile with nvcc -no-compress");
+      if (flags & (kLz4 | kZstd))
+        throw PtxError("the PTX is compressed: compile with nvcc -no-compress");
       std::string text(reinterpret_cast<const char*>(e + entry_header), payload);
       text.resize(std::strlen(text.c_str()));  // NUL padded
       texts.push_back(std::move(text));
@@ -59,12 +60,14 @@ std::vector<std::string> read_ptx_file(const std::string& path) {
   if (bytes.size() >= 16 && field<uint32_t>(p, 0) == kFatbinMagic) return read_fatbin(p);
   if (bytes.size() < sizeof(Elf64_Ehdr) || std::memcmp(p, ELFMAG, SELFMAG) != 0) return {bytes};
   const auto header = field<Elf64_Ehdr>(p, 0);
-  const auto names = field<Elf64_Shdr>(p, header.e_shoff + size_t(header.e_shstrndx) * header.e_shentsize);
+  const auto names =
+      field<Elf64_Shdr>(p, header.e_shoff + size_t(header.e_shstrndx) * header.e_shentsize);
   std::vector<std::string> texts;
   for (int i = 0; i < header.e_shnum; ++i) {
     const auto section = field<Elf64_Shdr>(p, header.e_shoff + size_t(i) * header.e_shentsize);
     if (std::strcmp(bytes.data() + names.sh_offset + section.sh_name, ".nv_fatbin") != 0) continue;
-    for (size_t at = 0; at + 16 <= section.sh_size;) {  // a linked library holds one container per object
+    for (size_t at = 0;
+         at + 16 <= section.sh_size;) {  // a linked library holds one container per object
       if (field<uint32_t>(p, section.sh_offset + at) != kFatbinMagic) {
         at += 8;
         continue;

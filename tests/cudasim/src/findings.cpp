@@ -9,17 +9,21 @@ void describe_location(const Program& program, int pc, Finding& out) {
   const PtxInst& inst = program.kernel->code[pc];
   out.ptx_line = inst.line;
   out.ptx = program.module->line_text(inst.line);
-  auto text = [&](const Location& l) { return program.module->file_name(l.file) + ":" + std::to_string(l.line); };
+  auto text = [&](const Location& l) {
+    return program.module->file_name(l.file) + ":" + std::to_string(l.line);
+  };
   const auto& locs = program.kernel->locs;
   if (inst.loc < 0) {
     out.source = "unknown";
     return;
   }
   out.source = text(locs[inst.loc]);
-  for (int i = locs[inst.loc].inlined_at; i >= 0 && out.stack.size() < 64; i = locs[i].inlined_at) out.stack.push_back(text(locs[i]));
+  for (int i = locs[inst.loc].inlined_at; i >= 0 && out.stack.size() < 64; i = locs[i].inlined_at)
+    out.stack.push_back(text(locs[i]));
 }
 
-void FindingSink::add(const char* kind, int pc, const int* block, int warp, int thread, const std::string& message) {
+void FindingSink::add(const char* kind, int pc, const int* block, int warp, int thread,
+                      const std::string& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   any_ = true;
   auto [it, added] = findings_.try_emplace({kind, pc});

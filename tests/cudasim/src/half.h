@@ -21,7 +21,8 @@ inline float bits_float(uint32_t u) {
 inline float f16_to_f32(uint16_t h) {
   uint32_t magnitude = uint32_t(h & 0x7FFF) << 13;
   uint32_t bits = float_bits(bits_float(magnitude) * 0x1p112f);  // rebias; exact for subnormals too
-  bits |= magnitude >= 0x0F800000u ? 0x7F800000u : 0u;           // infinity and NaN keep an all-ones exponent
+  bits |=
+      magnitude >= 0x0F800000u ? 0x7F800000u : 0u;  // infinity and NaN keep an all-ones exponent
   return bits_float(bits | uint32_t(h & 0x8000) << 16);
 }
 
@@ -36,7 +37,9 @@ inline uint16_t f32_to_f16(float f) {
   return uint16_t(r | (magnitude > 0x7F800000u ? 0u : sign));
 }
 
-inline float bf16_to_f32(uint16_t h) { return bits_float(uint32_t(h) << 16); }
+inline float bf16_to_f32(uint16_t h) {
+  return bits_float(uint32_t(h) << 16);
+}
 
 inline uint16_t f32_to_bf16(float f) {
   uint32_t bits = float_bits(f);
@@ -65,7 +68,9 @@ inline float round_to_odd(double d) {
   return bits_float(bits | 1);
 }
 
-inline float flush(float x) { return (float_bits(x) & 0x7F800000u) == 0 ? bits_float(float_bits(x) & 0x80000000u) : x; }
+inline float flush(float x) {
+  return (float_bits(x) & 0x7F800000u) == 0 ? bits_float(float_bits(x) & 0x80000000u) : x;
+}
 
 struct F16 {
   static float up(uint16_t h) { return f16_to_f32(h); }

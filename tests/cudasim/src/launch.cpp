@@ -18,19 +18,27 @@ constexpr int64_t kMaxSharedPerBlock = 163 * 1024;  // sm_80, opted in
 // Empty: the configuration is legal on sm_80.
 std::string configuration_error(const KernelEntry& kernel, const Kernel& k, const Launch& l) {
   const uint64_t threads = uint64_t(l.block[0]) * l.block[1] * l.block[2];
-  if (threads == 0 || uint64_t(l.grid[0]) * l.grid[1] * l.grid[2] == 0) return "the grid or the block is empty";
-  if (threads > 1024 || l.block[2] > 64) return "a block of " + std::to_string(threads) + " threads; at most 1024, 64 of them in z";
+  if (threads == 0 || uint64_t(l.grid[0]) * l.grid[1] * l.grid[2] == 0)
+    return "the grid or the block is empty";
+  if (threads > 1024 || l.block[2] > 64)
+    return "a block of " + std::to_string(threads) + " threads; at most 1024, 64 of them in z";
   if (threads > uint64_t(k.max_threads))
-    return "a block of " + std::to_string(threads) + " threads for a kernel whose launch bound is " + std::to_string(k.max_threads);
+    return "a block of " + std::to_string(threads) +
+           " threads for a kernel whose launch bound is " + std::to_string(k.max_threads);
   if (k.required_threads[0])
     for (int d = 0; d < 3; ++d)
-      if (l.block[d] != uint32_t(k.required_threads[d])) return "the block differs from the kernel's .reqntid";
-  if (l.grid[0] > 0x7FFFFFFFu || l.grid[1] > 65535 || l.grid[2] > 65535) return "the grid is larger than 2^31-1 x 65535 x 65535";
+      if (l.block[d] != uint32_t(k.required_threads[d]))
+        return "the block differs from the kernel's .reqntid";
+  if (l.grid[0] > 0x7FFFFFFFu || l.grid[1] > 65535 || l.grid[2] > 65535)
+    return "the grid is larger than 2^31-1 x 65535 x 65535";
   if (l.dynamic_shared > kernel.max_dynamic_shared)
-    return std::to_string(l.dynamic_shared) + " bytes of dynamic shared memory; the kernel may use " +
-           std::to_string(kernel.max_dynamic_shared) + " (cudaFuncAttributeMaxDynamicSharedMemorySize)";
+    return std::to_string(l.dynamic_shared) +
+           " bytes of dynamic shared memory; the kernel may use " +
+           std::to_string(kernel.max_dynamic_shared) +
+           " (cudaFuncAttributeMaxDynamicSharedMemorySize)";
   if (l.dynamic_shared + k.static_shared > kMaxSharedPerBlock)
-    return std::to_string(l.dynamic_shared + k.static_shared) + " bytes of shared memory; sm_80 has " + std::to_string(kMaxSharedPerBlock);
+    return std::to_string(l.dynamic_shared + k.static_shared) +
+           " bytes of shared memory; sm_80 has " + std::to_string(kMaxSharedPerBlock);
   return "";
 }
 
@@ -52,14 +60,16 @@ void summarise(LaunchReport& r) {
     PcCounter shared = c, global = c;
     shared.sectors = shared.ideal_sectors = 0;
     global.wavefronts = global.ideal_wavefronts = 0;
-    const bool store = cls == InstClass::kStoreGlobal || cls == InstClass::kStoreShared || cls == InstClass::kStoreGeneric;
-    if (c.ideal_wavefronts) add(store || cls == InstClass::kCpAsync ? r.shared_store : r.shared_load, shared);
+    const bool store = cls == InstClass::kStoreGlobal || cls == InstClass::kStoreShared ||
+                       cls == InstClass::kStoreGeneric;
+    if (c.ideal_wavefronts)
+      add(store || cls == InstClass::kCpAsync ? r.shared_store : r.shared_load, shared);
     if (c.ideal_sectors) add(store ? r.global_store : r.global_load, global);
   }
 }
 
-void run_blocks(const Launch& l, std::atomic<uint64_t>& next, uint64_t blocks, std::atomic<bool>& stop, std::vector<PcCounter>& total,
-                std::mutex& mutex) {
+void run_blocks(const Launch& l, std::atomic<uint64_t>& next, uint64_t blocks,
+                std::atomic<bool>& stop, std::vector<PcCounter>& total, std::mutex& mutex) {
   Cta cta;
   cta.prepare(l);
   for (uint64_t b = next++; b < blocks && !stop; b = next++)
@@ -76,13 +86,14 @@ std::vector<LineCounters> LaunchReport::lines() const {
     if (!counters[pc].executed) continue;
     Finding f;
     describe_location(*program, static_cast<int>(pc), f);
-    out.push_back({f.ptx_line, f.ptx, f.stack.empty() ? f.source : f.stack.back(), program->code[pc].cls, counters[pc]});
+    out.push_back({f.ptx_line, f.ptx, f.stack.empty() ? f.source : f.stack.back(),
+                   program->code[pc].cls, counters[pc]});
   }
   return out;
 }
 
-int Runtime::launch(KernelEntry& kernel, const uint32_t grid[3], const uint32_t block[3], const void* const* args,
-                    int64_t dynamic_shared) {
+int Runtime::launch(KernelEntry& kernel, const uint32_t grid[3], const uint32_t block[3],
+                    const void* const* args, int64_t dynamic_shared) {
   auto report = std::make_shared<LaunchReport>();
   report->kernel = kernel.name;
   report->dynamic_shared = dynamic_shared;
@@ -115,13 +126,15 @@ int Runtime::launch(KernelEntry& kernel, const uint32_t grid[3], const uint32_t 
   const std::string refused = configuration_error(kernel, *p.kernel, l);
   if (!refused.empty()) {
     sink.add("launch_limits", 0, nullptr, -1, -1, refused);
-    report->error = refused.find("dynamic") != std::string::npos ? kInvalidValue : kInvalidConfiguration;
+    report->error =
+        refused.find("dynamic") != std::string::npos ? kInvalidValue : kInvalidConfiguration;
   } else {
     const uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
     std::atomic<uint64_t> next{0};
     std::atomic<bool> stop{false};
     std::mutex mutex;
-    const int threads = static_cast<int>(std::min<uint64_t>(std::max(1, l.options.threads), blocks));
+    const int threads =
+        static_cast<int>(std::min<uint64_t>(std::max(1, l.options.threads), blocks));
     std::vector<std::thread> pool;
     for (int t = 1; t < threads; ++t)
       pool.emplace_back([&] { run_blocks(l, next, blocks, stop, report->counters, mutex); });

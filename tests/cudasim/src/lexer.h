@@ -1,4 +1,5 @@
-// A cursor over PTX text. PTX's grammar is simple enough to be read by recursive descent straight off the characters.
+// A cursor over PTX text. PTX's grammar is simple enough to be read by recursive descent straight
+// off the characters.
 #pragma once
 
 #include <cctype>
@@ -13,7 +14,8 @@ namespace cudasim {
 
 class Lexer {
  public:
-  Lexer(std::string_view text, size_t begin, size_t end, int line) : text_(text), pos_(begin), end_(end), line_(line) {}
+  Lexer(std::string_view text, size_t begin, size_t end, int line)
+      : text_(text), pos_(begin), end_(end), line_(line) {}
 
   int line() const { return line_; }
   size_t pos() const { return pos_; }
@@ -33,7 +35,8 @@ class Lexer {
   void expect(char c) {
     if (!accept(c)) fail(std::string("expected '") + c + "', found '" + peek() + "'");
   }
-  // An identifier, opcode or directive: everything up to white space or punctuation; dots and colons pairs included.
+  // An identifier, opcode or directive: everything up to white space or punctuation; dots and
+  // colons pairs included.
   std::string_view word() {
     skip_space();
     size_t begin = pos_;
@@ -86,7 +89,8 @@ class Lexer {
 
  private:
   static bool is_word(char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%' || c == '.' || c == ':';
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '$' || c == '%' ||
+           c == '.' || c == ':';
   }
   void advance() {
     if (text_[pos_] == '\n') ++line_;

@@ -8,8 +8,9 @@ namespace cudasim {
 
 int destination_count(const PtxInst& inst) {
   static const std::unordered_set<std::string> kNone = {
-      "st", "red", "bra", "brx", "cp", "membar", "fence", "exit", "ret", "trap", "brkpt", "prefetch", "prefetchu", "nanosleep",
-      "discard", "applypriority", "call", "griddepcontrol"};
+      "st",        "red",       "bra",     "brx",           "cp",    "membar",
+      "fence",     "exit",      "ret",     "trap",          "brkpt", "prefetch",
+      "prefetchu", "nanosleep", "discard", "applypriority", "call",  "griddepcontrol"};
   if (kNone.count(inst.op)) return 0;
   if (inst.op == "bar" || inst.op == "barrier") return inst.has("red") ? 1 : 0;
   return inst.operands.empty() ? 0 : 1;
@@ -19,8 +20,9 @@ namespace {
 
 // The handlers of these read their sources after they have written part of their destinations.
 bool early_clobber(const PtxInst& inst) {
-  static const std::unordered_set<std::string> kOps = {"mma", "ldmatrix", "movmatrix", "ld", "ldu", "atom", "shfl", "vote",
-                                                       "match", "redux", "activemask", "bar", "barrier"};
+  static const std::unordered_set<std::string> kOps = {
+      "mma",  "ldmatrix", "movmatrix", "ld",         "ldu", "atom",   "shfl",
+      "vote", "match",    "redux",     "activemask", "bar", "barrier"};
   if (kOps.count(inst.op)) return true;
   for (const auto& o : inst.operands)
     if (o.kind == Operand::Kind::kVector || o.second >= 0) return true;
@@ -43,10 +45,12 @@ UseDef use_def(const PtxInst& inst) {
   UseDef r;
   int n = destination_count(inst);
   for (int i = 0; i < static_cast<int>(inst.operands.size()); ++i)
-    collect(inst.operands[i], i < n && inst.operands[i].kind != Operand::Kind::kAddress ? r.defs : r.uses);
+    collect(inst.operands[i],
+            i < n && inst.operands[i].kind != Operand::Kind::kAddress ? r.defs : r.uses);
   if (inst.guard >= 0) {
     r.uses.push_back(inst.guard);
-    r.uses.insert(r.uses.end(), r.defs.begin(), r.defs.end());  // lanes that the guard masks keep their old value
+    r.uses.insert(r.uses.end(), r.defs.begin(),
+                  r.defs.end());  // lanes that the guard masks keep their old value
   }
   return r;
 }
@@ -57,7 +61,9 @@ struct Block {
   std::vector<uint64_t> use, def, in, out;
 };
 
-bool ends_block(const PtxInst& i) { return i.op == "bra" || i.op == "brx" || i.op == "exit" || i.op == "ret" || i.op == "trap"; }
+bool ends_block(const PtxInst& i) {
+  return i.op == "bra" || i.op == "brx" || i.op == "exit" || i.op == "ret" || i.op == "trap";
+}
 
 std::vector<Block> build_blocks(const Kernel& k) {
   const int n = static_cast<int>(k.code.size());
@@ -133,8 +139,10 @@ RegisterMap allocate_registers(const Kernel& k, int64_t first) {
   std::vector<Interval> live(k.registers.size());
   for (const auto& b : blocks)
     for (size_t w = 0; w < b.in.size(); ++w) {
-      for (uint64_t bits = b.in[w]; bits; bits &= bits - 1) live[w * 64 + __builtin_ctzll(bits)].cover(2 * b.begin);
-      for (uint64_t bits = b.out[w]; bits; bits &= bits - 1) live[w * 64 + __builtin_ctzll(bits)].cover(2 * b.end);
+      for (uint64_t bits = b.in[w]; bits; bits &= bits - 1)
+        live[w * 64 + __builtin_ctzll(bits)].cover(2 * b.begin);
+      for (uint64_t bits = b.out[w]; bits; bits &= bits - 1)
+        live[w * 64 + __builtin_ctzll(bits)].cover(2 * b.end);
     }
   for (size_t i = 0; i < ud.size(); ++i) {
     for (int r : ud[i].uses) live[r].cover(2 * static_cast<int>(i));
@@ -148,7 +156,8 @@ RegisterMap allocate_registers(const Kernel& k, int64_t first) {
   std::vector<int> order;
   for (size_t r = 0; r < live.size(); ++r)
     if (live[r].end >= 0) order.push_back(static_cast<int>(r));
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return live[a].begin < live[b].begin; });
+  std::sort(order.begin(), order.end(),
+            [&](int a, int b) { return live[a].begin < live[b].begin; });
 
   RegisterMap map;
   map.offset.assign(k.registers.size(), -1);
@@ -156,7 +165,9 @@ RegisterMap allocate_registers(const Kernel& k, int64_t first) {
   using Expiry = std::pair<int, int>;  // end, register
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<Expiry>> active;
   std::vector<int32_t> free_slots[9];
-  auto size_class = [&](int r) { return k.registers[r].type == Type::kPred ? 0 : size_of(k.registers[r].type); };
+  auto size_class = [&](int r) {
+    return k.registers[r].type == Type::kPred ? 0 : size_of(k.registers[r].type);
+  };
   for (int r : order) {
     while (!active.empty() && active.top().first < live[r].begin) {
       int old = active.top().second;
@@ -166,7 +177,8 @@ RegisterMap allocate_registers(const Kernel& k, int64_t first) {
     int c = size_class(r);
     if (free_slots[c].empty()) {
       if (c == 0) {  // predicates: a cache line of 16 masks at a time
-        for (int i = 15; i >= 0; --i) free_slots[0].push_back(static_cast<int32_t>(map.bytes + 4 * i));
+        for (int i = 15; i >= 0; --i)
+          free_slots[0].push_back(static_cast<int32_t>(map.bytes + 4 * i));
         map.bytes += 64;
       } else {
         int bytes = std::max(c, 2) * kWarpSize;

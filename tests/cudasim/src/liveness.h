@@ -1,4 +1,5 @@
-// Storage for virtual registers. nvcc's PTX is close to SSA: thousands of registers, of which few live at a time.
+// Storage for virtual registers. nvcc's PTX is close to SSA: thousands of registers, of which few
+// live at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ struct RegisterMap {
 // How many leading operands an instruction writes: 0 or 1 (a vector or a pair p|q counts as one).
 int destination_count(const PtxInst& inst);
 
-// Linear scan over live intervals. Sound under divergence because each lane has storage of its own; a guarded write does
-// not end the old value's life. `first` is where the file's free part starts.
+// Linear scan over live intervals. Sound under divergence because each lane has storage of its own;
+// a guarded write does not end the old value's life. `first` is where the file's free part starts.
 RegisterMap allocate_registers(const Kernel& kernel, int64_t first);
 
 }  // namespace cudasim

@@ -8,7 +8,8 @@
 namespace cudasim {
 
 BufferTable::BufferTable(std::vector<Buffer> buffers) : buffers_(std::move(buffers)) {
-  std::sort(buffers_.begin(), buffers_.end(), [](const Buffer& a, const Buffer& b) { return a.begin < b.begin; });
+  std::sort(buffers_.begin(), buffers_.end(),
+            [](const Buffer& a, const Buffer& b) { return a.begin < b.begin; });
   uint64_t end = 0;
   for (const auto& b : buffers_) max_end_.push_back(end = std::max(end, b.end));
 }
@@ -39,15 +40,19 @@ std::string BufferTable::describe(uint64_t address) const {
     }
   }
   if (!nearest) return "no buffer is registered";
-  std::snprintf(text, sizeof text, "%llu bytes %s the %llu-byte buffer %s", static_cast<unsigned long long>(distance),
-                distance == 0 ? "into" : behind ? "past the end of" : "before the start of",
+  std::snprintf(text, sizeof text, "%llu bytes %s the %llu-byte buffer %s",
+                static_cast<unsigned long long>(distance),
+                distance == 0 ? "into"
+                : behind      ? "past the end of"
+                              : "before the start of",
                 static_cast<unsigned long long>(nearest->end - nearest->begin),
                 nearest->name.empty() ? "(unnamed)" : nearest->name.c_str());
   return text;
 }
 
 DeviceMemory& DeviceMemory::instance() {
-  static DeviceMemory* memory = new DeviceMemory;  // outlives the static destructors that release through it
+  static DeviceMemory* memory =
+      new DeviceMemory;  // outlives the static destructors that release through it
   return *memory;
 }
 

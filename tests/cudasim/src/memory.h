@@ -1,4 +1,5 @@
-// The address spaces. Device memory is host memory; kernels may touch only what has been registered.
+// The address spaces. Device memory is host memory; kernels may touch only what has been
+// registered.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace cudasim {
 
-// Generic addresses of the other spaces are not canonical on x86-64, so that a confusion of spaces always faults.
+// Generic addresses of the other spaces are not canonical on x86-64, so that a confusion of spaces
+// always faults.
 constexpr uint64_t kSharedWindow = 0x0100000000000000ull;
 constexpr uint64_t kLocalWindow = 0x0200000000000000ull;
 constexpr uint64_t kParamWindow = 0x0300000000000000ull;
@@ -37,13 +39,15 @@ class BufferTable {
 
  private:
   std::vector<Buffer> buffers_;
-  std::vector<uint64_t> max_end_;  // the largest end of buffers 0..i: views of one storage may overlap
+  std::vector<uint64_t>
+      max_end_;  // the largest end of buffers 0..i: views of one storage may overlap
 };
 
 class DeviceMemory {
  public:
   static DeviceMemory& instance();
-  // The same range may be registered more than once; it stays until as many unregister calls have come.
+  // The same range may be registered more than once; it stays until as many unregister calls have
+  // come.
   void add(const void* address, size_t bytes, bool writable, const std::string& name);
   bool remove(const void* address);
   void* allocate(size_t bytes);  // filled with 0xFF

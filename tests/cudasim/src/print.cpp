@@ -17,7 +17,8 @@ uint64_t word_at(const uint8_t* p) {
 
 std::string string_at(Cta& cta, uint64_t address) {
   std::string s;
-  for (; cta.launch->buffers->find(address, 1) && *reinterpret_cast<const char*>(address); ++address)
+  for (; cta.launch->buffers->find(address, 1) && *reinterpret_cast<const char*>(address);
+       ++address)
     s += *reinterpret_cast<const char*>(address);
   return s;
 }
@@ -63,7 +64,8 @@ void device_printf(Cta& cta, Warp& w, int lane, const uint8_t* format, const uin
       std::snprintf(piece, sizeof piece, spec.c_str(), d);
     } else if (c == 's') {
       text += string_at(cta, take(8));
-    } else if (c == 'p' || spec.find('l') != std::string::npos || spec.find('z') != std::string::npos) {
+    } else if (c == 'p' || spec.find('l') != std::string::npos ||
+               spec.find('z') != std::string::npos) {
       std::snprintf(piece, sizeof piece, spec.c_str(), take(8));
     } else {
       std::snprintf(piece, sizeof piece, spec.c_str(), static_cast<uint32_t>(take(4)));
@@ -74,10 +76,12 @@ void device_printf(Cta& cta, Warp& w, int lane, const uint8_t* format, const uin
   std::fflush(stdout);
 }
 
-std::string device_assert_message(Cta& cta, const uint8_t* message, const uint8_t* file, const uint8_t* line) {
+std::string device_assert_message(Cta& cta, const uint8_t* message, const uint8_t* file,
+                                  const uint8_t* line) {
   uint32_t number;
   std::memcpy(&number, line, 4);
-  return "assertion " + string_at(cta, word_at(message)) + " failed at " + string_at(cta, word_at(file)) + ":" + std::to_string(number);
+  return "assertion " + string_at(cta, word_at(message)) + " failed at " +
+         string_at(cta, word_at(file)) + ":" + std::to_string(number);
 }
 
 }  // namespace cudasim

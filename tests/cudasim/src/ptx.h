@@ -20,14 +20,48 @@ struct PtxError : std::runtime_error {
 
 // Special registers that hold one 32-bit value a lane and never change while a warp runs.
 enum Special : int {
-  kTidX, kTidY, kTidZ, kNtidX, kNtidY, kNtidZ, kCtaidX, kCtaidY, kCtaidZ, kNctaidX, kNctaidY, kNctaidZ,
-  kLaneId, kWarpId, kNwarpId, kLanemaskEq, kLanemaskLt, kLanemaskLe, kLanemaskGt, kLanemaskGe,
-  kSmId, kNsmId, kGridId, kDynamicSmem, kTotalSmem, kSpecialCount,
+  kTidX,
+  kTidY,
+  kTidZ,
+  kNtidX,
+  kNtidY,
+  kNtidZ,
+  kCtaidX,
+  kCtaidY,
+  kCtaidZ,
+  kNctaidX,
+  kNctaidY,
+  kNctaidZ,
+  kLaneId,
+  kWarpId,
+  kNwarpId,
+  kLanemaskEq,
+  kLanemaskLt,
+  kLanemaskLe,
+  kLanemaskGt,
+  kLanemaskGe,
+  kSmId,
+  kNsmId,
+  kGridId,
+  kDynamicSmem,
+  kTotalSmem,
+  kSpecialCount,
   kClock = 100,  // these change: read by an instruction of their own
 };
 
 struct Operand {
-  enum class Kind : uint8_t { kReg, kSpecial, kInt, kF32, kF64, kSymbol, kAddress, kVector, kList, kSink };
+  enum class Kind : uint8_t {
+    kReg,
+    kSpecial,
+    kInt,
+    kF32,
+    kF64,
+    kSymbol,
+    kAddress,
+    kVector,
+    kList,
+    kSink
+  };
   Kind kind = Kind::kInt;
   bool negated = false;        // !%p
   int reg = -1;                // kReg, or the base of a kAddress; kSpecial: the Special
@@ -79,7 +113,8 @@ struct Kernel {
   std::vector<Variable> shared;
   int64_t static_shared = 0;
   int64_t local_size = 0;
-  std::unordered_map<std::string, int64_t> locals;  // name -> offset: .local variables and call parameters
+  std::unordered_map<std::string, int64_t>
+      locals;  // name -> offset: .local variables and call parameters
   std::vector<Register> registers;
   std::vector<PtxInst> code;
   std::vector<Location> locs;
@@ -92,7 +127,7 @@ struct GlobalVariable {
   std::string name;
   int64_t size = 0, align = 1;
   bool constant = false;
-  std::vector<uint8_t> storage;              // over-allocated: address() is aligned
+  std::vector<uint8_t> storage;                           // over-allocated: address() is aligned
   std::vector<std::pair<int64_t, std::string>> pointers;  // initialisers that are addresses
   uint8_t* address = nullptr;
 };

@@ -10,11 +10,13 @@ namespace cudasim {
 
 Type parse_type(std::string_view s) {
   static const std::unordered_map<std::string_view, Type> kTypes = {
-      {"pred", Type::kPred},   {"b8", Type::kB8},     {"u8", Type::kU8},         {"s8", Type::kS8},
-      {"b16", Type::kB16},     {"u16", Type::kU16},   {"s16", Type::kS16},       {"f16", Type::kF16},
-      {"bf16", Type::kBF16},   {"b32", Type::kB32},   {"u32", Type::kU32},       {"s32", Type::kS32},
-      {"f32", Type::kF32},     {"f16x2", Type::kF16x2}, {"bf16x2", Type::kBF16x2}, {"tf32", Type::kTF32},
-      {"b64", Type::kB64},     {"u64", Type::kU64},   {"s64", Type::kS64},       {"f64", Type::kF64}};
+      {"pred", Type::kPred}, {"b8", Type::kB8},       {"u8", Type::kU8},
+      {"s8", Type::kS8},     {"b16", Type::kB16},     {"u16", Type::kU16},
+      {"s16", Type::kS16},   {"f16", Type::kF16},     {"bf16", Type::kBF16},
+      {"b32", Type::kB32},   {"u32", Type::kU32},     {"s32", Type::kS32},
+      {"f32", Type::kF32},   {"f16x2", Type::kF16x2}, {"bf16x2", Type::kBF16x2},
+      {"tf32", Type::kTF32}, {"b64", Type::kB64},     {"u64", Type::kU64},
+      {"s64", Type::kS64},   {"f64", Type::kF64}};
   auto it = kTypes.find(s);
   return it == kTypes.end() ? Type::kNone : it->second;
 }
@@ -26,7 +28,8 @@ Declaration read_declaration(Lexer& lex) {
     if (w == ".align") {
       d.align = lex.integer();
     } else if (w == ".ptr" || w == ".global" || w == ".shared" || w == ".const" || w == ".local") {
-      // attributes of a pointer parameter: its space and alignment say nothing about the parameter itself
+      // attributes of a pointer parameter: its space and alignment say nothing about the parameter
+      // itself
       if (w == ".ptr") {
         while (lex.peek() == '.') {
           if (lex.word() == ".align") lex.integer();
@@ -109,7 +112,8 @@ void read_initialiser(Lexer& lex, const Declaration& d, GlobalVariable& var, uin
     if (c != '}') {
       bool minus = lex.accept('-');
       std::string_view w = lex.word();
-      if (w == "generic") {  // generic(symbol): a generic address; global addresses are generic already
+      if (w ==
+          "generic") {  // generic(symbol): a generic address; global addresses are generic already
         lex.expect('(');
         w = lex.word();
         lex.expect(')');
@@ -118,8 +122,10 @@ void read_initialiser(Lexer& lex, const Declaration& d, GlobalVariable& var, uin
       if (is_float_literal(w)) {
         double v = minus ? -float_literal(w) : float_literal(w);
         float f = static_cast<float>(v);
-        if (element == 8) std::memcpy(base + offset, &v, 8);
-        else std::memcpy(base + offset, &f, 4);
+        if (element == 8)
+          std::memcpy(base + offset, &v, 8);
+        else
+          std::memcpy(base + offset, &f, 4);
       } else if (std::isdigit(static_cast<unsigned char>(w[0]))) {
         uint64_t v = std::strtoull(word.c_str(), nullptr, 0);
         if (minus) v = 0 - v;
@@ -154,12 +160,14 @@ void PtxModule::scan() {
       while (lex.peek() != '{') lex.word();
       lex.skip_braces();
     } else if (w == ".entry" || w == ".func") {
-      while (lex.peek() == '.') lex.word();  // .noreturn
+      while (lex.peek() == '.') lex.word();     // .noreturn
       if (lex.accept('(')) lex.skip_past(')');  // the return parameter
       std::string name(lex.word());
       while (lex.peek() != '{' && lex.peek() != ';') {
-        if (lex.accept('(')) lex.skip_past(')');
-        else if (!lex.accept(',')) lex.word();
+        if (lex.accept('('))
+          lex.skip_past(')');
+        else if (!lex.accept(','))
+          lex.word();
       }
       if (lex.accept(';')) continue;  // a forward declaration
       Span span{begin, lex.pos(), 0, line};

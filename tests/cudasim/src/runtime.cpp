@@ -12,7 +12,8 @@ thread_local int g_last_error = 0;
 }  // namespace
 
 Runtime& Runtime::instance() {
-  static Runtime* runtime = new Runtime;  // libraries unregister their fat binaries in static destructors
+  static Runtime* runtime =
+      new Runtime;  // libraries unregister their fat binaries in static destructors
   return *runtime;
 }
 
@@ -49,7 +50,8 @@ void Runtime::register_variable(void* handle, const void* host, const char* name
 
 std::shared_ptr<PtxModule> Runtime::add_module(const std::string& text) {
   auto module = std::make_shared<PtxModule>(text);
-  for (auto& [name, g] : module->globals()) DeviceMemory::instance().add(g.address, g.size, !g.constant, name);
+  for (auto& [name, g] : module->globals())
+    DeviceMemory::instance().add(g.address, g.size, !g.constant, name);
   return module;
 }
 
@@ -141,7 +143,8 @@ std::vector<Mutant> Runtime::mutants(KernelEntry& kernel) {
   for (size_t i = 0; i < p->kernel->code.size(); ++i) {
     const PtxInst& inst = p->kernel->code[i];
     const bool barrier = inst.op == "bar" || inst.op == "barrier";
-    const bool async = inst.op == "cp" && (inst.has("wait_group") || inst.has("wait_all") || inst.has("commit_group"));
+    const bool async = inst.op == "cp" &&
+                       (inst.has("wait_group") || inst.has("wait_all") || inst.has("commit_group"));
     if (!barrier && !async) continue;
     Finding f;
     describe_location(*p, static_cast<int>(i), f);

@@ -65,10 +65,12 @@ class Runtime {
   void load_text(const std::string& ptx);
   std::vector<std::string> kernel_names();
 
-  int launch(KernelEntry& kernel, const uint32_t grid[3], const uint32_t block[3], const void* const* args, int64_t dynamic_shared);
+  int launch(KernelEntry& kernel, const uint32_t grid[3], const uint32_t block[3],
+             const void* const* args, int64_t dynamic_shared);
   std::shared_ptr<Program> program(KernelEntry& kernel);
   std::vector<Mutant> mutants(KernelEntry& kernel);
-  // Launches on both sides of a mutant's life see a consistent program; index < 0 restores the kernel.
+  // Launches on both sides of a mutant's life see a consistent program; index < 0 restores the
+  // kernel.
   void set_mutant(KernelEntry& kernel, int index);
 
   Options options;

@@ -31,7 +31,8 @@ void SharedShadow::begin_cta(Cta& cta, int warps, int64_t bytes, int granule_shi
 }
 
 void SharedShadow::tick() {
-  if (++time_ >= kMaxTime) enabled_ = false;  // a million synchronisation events in one CTA: the clock is used up
+  if (++time_ >= kMaxTime)
+    enabled_ = false;  // a million synchronisation events in one CTA: the clock is used up
 }
 
 void SharedShadow::update_horizon(int w) {
@@ -52,7 +53,8 @@ void SharedShadow::warp_sync(Warp& w, uint32_t mask, uint32_t live) {
     known_[w.id * warps_ + w.id] = time_;
     update_horizon(w.id);
   } else {
-    if (lane_known_.size() < size_t(warps_) * kWarpSize * kWarpSize) lane_known_.resize(size_t(warps_) * kWarpSize * kWarpSize);
+    if (lane_known_.size() < size_t(warps_) * kWarpSize * kWarpSize)
+      lane_known_.resize(size_t(warps_) * kWarpSize * kWarpSize);
     uint32_t* table = &lane_known_[size_t(w.id) * kWarpSize * kWarpSize];
     if (!has_lane_known_[w.id]) std::fill(table, table + kWarpSize * kWarpSize, start_ - 1);
     has_lane_known_[w.id] = true;
@@ -60,7 +62,8 @@ void SharedShadow::warp_sync(Warp& w, uint32_t mask, uint32_t live) {
     for (int u = 0; u < kWarpSize; ++u) {
       joined[u] = start_ - 1;
       for (int l = 0; l < kWarpSize; ++l)
-        if (mask >> l & 1) joined[u] = std::max(joined[u], u == l ? time_ : table[l * kWarpSize + u]);
+        if (mask >> l & 1)
+          joined[u] = std::max(joined[u], u == l ? time_ : table[l * kWarpSize + u]);
     }
     for (int l = 0; l < kWarpSize; ++l)
       if (mask >> l & 1) std::copy(joined, joined + kWarpSize, table + l * kWarpSize);
@@ -87,14 +90,17 @@ std::string SharedShadow::thread_name(int warp, uint32_t lane) const {
   return "warp " + std::to_string(warp);
 }
 
-void SharedShadow::report(Warp& w, int pc, int lane, const char* kind, const std::string& what, int64_t granule, int other_pc) {
+void SharedShadow::report(Warp& w, int pc, int lane, const char* kind, const std::string& what,
+                          int64_t granule, int other_pc) {
   char where[64];
-  std::snprintf(where, sizeof where, " at shared offset 0x%llx", static_cast<unsigned long long>(granule << shift_));
+  std::snprintf(where, sizeof where, " at shared offset 0x%llx",
+                static_cast<unsigned long long>(granule << shift_));
   std::string message = what + where;
   if (other_pc >= 0) {
     Finding other;
     describe_location(*cta_->program, other_pc, other);
-    message += " (written by PTX line " + std::to_string(other.ptx_line) + ", " + other.source + ")";
+    message +=
+        " (written by PTX line " + std::to_string(other.ptx_line) + ", " + other.source + ")";
   }
   cta_->report(kind, pc, &w, lane, message);
 }
@@ -104,39 +110,46 @@ bool SharedShadow::check_read(Warp& w, int pc, int lane, int64_t granule, bool c
   uint32_t time = (t & ~kInFlight) >> kTimeShift, u_lane = t & kLaneMask;
   int u = t >> kWarpShift & 31;
   if (time < start_) {
-    report(w, pc, lane, "shared_uninitialized_read", "a read of memory that no thread of the block has written", granule, -1);
+    report(w, pc, lane, "shared_uninitialized_read",
+           "a read of memory that no thread of the block has written", granule, -1);
     return false;
   }
   if (t & kInFlight) {
     report(w, pc, lane, "cp_async_in_flight",
-           "a read of data that a cp.async of " + thread_name(u, u_lane) + " is still copying; its thread has not waited for it",
+           "a read of data that a cp.async of " + thread_name(u, u_lane) +
+               " is still copying; its thread has not waited for it",
            granule, writer_pc_[granule]);
     return false;
   }
   if (ordered(w, collective ? kWarpSize : lane, time, u, u_lane)) return true;
   report(w, pc, lane, "shared_race",
-         u == w.id ? "a read of what another lane of the same warp (" + thread_name(u, u_lane) + ") wrote, with no __syncwarp between"
+         u == w.id ? "a read of what another lane of the same warp (" + thread_name(u, u_lane) +
+                         ") wrote, with no __syncwarp between"
                    : "a read of what " + thread_name(u, u_lane) + " wrote, with no barrier between",
          granule, writer_pc_[granule]);
   return false;
 }
 
-bool SharedShadow::check_write(Warp& w, int pc, int lane, int64_t granule, bool atomic, const uint8_t* data) {
+bool SharedShadow::check_write(Warp& w, int pc, int lane, int64_t granule, bool atomic,
+                               const uint8_t* data) {
   uint32_t t = written_[granule];
   uint32_t time = (t & ~kInFlight) >> kTimeShift, u_lane = t & kLaneMask;
   int u = t >> kWarpShift & 31;
   if (time >= start_) {
     if (t & kInFlight) {
-      report(w, pc, lane, "cp_async_in_flight", "a write over a cp.async of " + thread_name(u, u_lane) + " in flight", granule,
+      report(w, pc, lane, "cp_async_in_flight",
+             "a write over a cp.async of " + thread_name(u, u_lane) + " in flight", granule,
              writer_pc_[granule]);
       return false;
     }
     bool both_atomic = atomic && u_lane == kAtomicLane;
     if (!both_atomic && !ordered(w, lane, time, u, u_lane)) {
-      bool same_value = data && std::memcmp(data, cta_->shared + (granule << shift_), size_t(1) << shift_) == 0;
+      bool same_value =
+          data && std::memcmp(data, cta_->shared + (granule << shift_), size_t(1) << shift_) == 0;
       if (!same_value) {
         report(w, pc, lane, "shared_race",
-               "a write over what " + thread_name(u, u_lane) + " wrote, with no " + (u == w.id ? "__syncwarp" : "barrier") + " between",
+               "a write over what " + thread_name(u, u_lane) + " wrote, with no " +
+                   (u == w.id ? "__syncwarp" : "barrier") + " between",
                granule, writer_pc_[granule]);
         return false;
       }
@@ -147,16 +160,19 @@ bool SharedShadow::check_write(Warp& w, int pc, int lane, int64_t granule, bool 
     uint32_t r_time = r >> kWarpShift, r_lane = r & kLaneMask;
     if (r_time < start_ || ordered(w, lane, r_time, v, r_lane)) continue;
     report(w, pc, lane, "shared_race",
-           "a write over what " + thread_name(v, r_lane) + " read, with no " + (v == w.id ? "__syncwarp" : "barrier") + " between", granule,
-           -1);
+           "a write over what " + thread_name(v, r_lane) + " read, with no " +
+               (v == w.id ? "__syncwarp" : "barrier") + " between",
+           granule, -1);
     return false;
   }
   return true;
 }
 
 template <int N>
-uint32_t SharedShadow::read_n(Warp& w, int pc, uint32_t mask, const uint32_t* offset, bool collective) {
-  const uint32_t low = start_ << kTimeShift, high = horizon_[w.id] << kTimeShift | ((1u << kTimeShift) - 1);
+uint32_t SharedShadow::read_n(Warp& w, int pc, uint32_t mask, const uint32_t* offset,
+                              bool collective) {
+  const uint32_t low = start_ << kTimeShift,
+                 high = horizon_[w.id] << kTimeShift | ((1u << kTimeShift) - 1);
   const uint32_t now = time_ << kWarpShift;
   uint32_t* plane = &read_[w.id * plane_];
   uint32_t suspicious = 0;
@@ -185,19 +201,27 @@ uint32_t SharedShadow::read_n(Warp& w, int pc, uint32_t mask, const uint32_t* of
   return found;
 }
 
-uint32_t SharedShadow::read(Warp& w, int pc, uint32_t mask, const uint32_t* offset, int bytes, bool collective) {
+uint32_t SharedShadow::read(Warp& w, int pc, uint32_t mask, const uint32_t* offset, int bytes,
+                            bool collective) {
   if (!enabled_) return 0;
   switch (bytes >> shift_) {
-    case 0: case 1: return read_n<1>(w, pc, mask, offset, collective);
-    case 2: return read_n<2>(w, pc, mask, offset, collective);
-    case 4: return read_n<4>(w, pc, mask, offset, collective);
-    case 8: return read_n<8>(w, pc, mask, offset, collective);
-    default: return read_n<16>(w, pc, mask, offset, collective);
+    case 0:
+    case 1:
+      return read_n<1>(w, pc, mask, offset, collective);
+    case 2:
+      return read_n<2>(w, pc, mask, offset, collective);
+    case 4:
+      return read_n<4>(w, pc, mask, offset, collective);
+    case 8:
+      return read_n<8>(w, pc, mask, offset, collective);
+    default:
+      return read_n<16>(w, pc, mask, offset, collective);
   }
 }
 
 template <int N>
-uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* offset, uint32_t flags, const uint8_t* const* data) {
+uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* offset,
+                               uint32_t flags, const uint8_t* const* data) {
   const uint32_t high = horizon_[w.id] << kTimeShift | ((1u << kTimeShift) - 1);
   const uint32_t read_high = horizon_[w.id] << kWarpShift | ((1u << kWarpShift) - 1);
   uint32_t suspicious = 0;
@@ -217,7 +241,8 @@ uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* o
   for (uint32_t m = suspicious; m; m &= m - 1) {
     int lane = __builtin_ctz(m);
     for (int i = 0; i < N; ++i)
-      if (!check_write(w, pc, lane, (offset[lane] >> shift_) + i, atomic, data ? data[lane] + (i << shift_) : nullptr)) {
+      if (!check_write(w, pc, lane, (offset[lane] >> shift_) + i, atomic,
+                       data ? data[lane] + (i << shift_) : nullptr)) {
         found |= 1u << lane;
         break;
       }
@@ -243,8 +268,12 @@ uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* o
       uint32_t other = written_[g + i] & kLaneMask;
       if (other == uint32_t(lane)) continue;
       int64_t skip = ((g + i) << shift_) - offset[other];
-      if (data && skip >= 0 && std::memcmp(data[lane] + (i << shift_), data[other] + skip, size_t(1) << shift_) == 0) continue;
-      report(w, pc, lane, "shared_race", "two lanes (" + thread_name(w.id, other) + " too) of one instruction write", g + i, -1);
+      if (data && skip >= 0 &&
+          std::memcmp(data[lane] + (i << shift_), data[other] + skip, size_t(1) << shift_) == 0)
+        continue;
+      report(w, pc, lane, "shared_race",
+             "two lanes (" + thread_name(w.id, other) + " too) of one instruction write", g + i,
+             -1);
       found |= 1u << lane;
       break;
     }
@@ -252,19 +281,26 @@ uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* o
   return found;
 }
 
-uint32_t SharedShadow::dispatch_write(Warp& w, int pc, uint32_t mask, const uint32_t* offset, int bytes, uint32_t flags,
-                                      const uint8_t* const* data) {
+uint32_t SharedShadow::dispatch_write(Warp& w, int pc, uint32_t mask, const uint32_t* offset,
+                                      int bytes, uint32_t flags, const uint8_t* const* data) {
   if (!enabled_) return 0;
   switch (bytes >> shift_) {
-    case 0: case 1: return write_n<1>(w, pc, mask, offset, flags, data);
-    case 2: return write_n<2>(w, pc, mask, offset, flags, data);
-    case 4: return write_n<4>(w, pc, mask, offset, flags, data);
-    case 8: return write_n<8>(w, pc, mask, offset, flags, data);
-    default: return write_n<16>(w, pc, mask, offset, flags, data);
+    case 0:
+    case 1:
+      return write_n<1>(w, pc, mask, offset, flags, data);
+    case 2:
+      return write_n<2>(w, pc, mask, offset, flags, data);
+    case 4:
+      return write_n<4>(w, pc, mask, offset, flags, data);
+    case 8:
+      return write_n<8>(w, pc, mask, offset, flags, data);
+    default:
+      return write_n<16>(w, pc, mask, offset, flags, data);
   }
 }
 
-uint32_t SharedShadow::write(Warp& w, int pc, uint32_t mask, const uint32_t* offset, int bytes, const uint8_t* const* data) {
+uint32_t SharedShadow::write(Warp& w, int pc, uint32_t mask, const uint32_t* offset, int bytes,
+                             const uint8_t* const* data) {
   return dispatch_write(w, pc, mask, offset, bytes, 0, data);
 }
 

@@ -7,11 +7,27 @@
 namespace cudasim {
 
 enum class Type : uint8_t {
-  kNone, kPred,
-  kB8, kU8, kS8,
-  kB16, kU16, kS16, kF16, kBF16,
-  kB32, kU32, kS32, kF32, kF16x2, kBF16x2, kTF32,
-  kB64, kU64, kS64, kF64,
+  kNone,
+  kPred,
+  kB8,
+  kU8,
+  kS8,
+  kB16,
+  kU16,
+  kS16,
+  kF16,
+  kBF16,
+  kB32,
+  kU32,
+  kS32,
+  kF32,
+  kF16x2,
+  kBF16x2,
+  kTF32,
+  kB64,
+  kU64,
+  kS64,
+  kF64,
 };
 
 Type parse_type(std::string_view suffix);  // kNone: not a type suffix
@@ -29,8 +45,8 @@ constexpr bool is_signed(Type t) {
 }
 
 constexpr bool is_float(Type t) {
-  return t == Type::kF32 || t == Type::kF64 || t == Type::kF16 || t == Type::kBF16 || t == Type::kF16x2 ||
-         t == Type::kBF16x2 || t == Type::kTF32;
+  return t == Type::kF32 || t == Type::kF64 || t == Type::kF16 || t == Type::kBF16 ||
+         t == Type::kF16x2 || t == Type::kBF16x2 || t == Type::kTF32;
 }
 
 constexpr int kWarpSize = 32;

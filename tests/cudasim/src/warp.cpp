@@ -32,7 +32,8 @@ bool Warp::reschedule() {
   }
   int best = -1;
   for (size_t i = 0; i < splits.size(); ++i)
-    if (splits[i].state == Split::State::kReady && (best < 0 || splits[i].pc < splits[best].pc)) best = static_cast<int>(i);
+    if (splits[i].state == Split::State::kReady && (best < 0 || splits[i].pc < splits[best].pc))
+      best = static_cast<int>(i);
   if (best < 0) return false;
   pc = splits[best].pc;
   active = splits[best].mask;
@@ -56,7 +57,8 @@ bool release_warp_sync(Warp& w) {
   for (auto& s : w.splits) {
     if (s.state != Split::State::kWaiting || code[s.pc].cls != InstClass::kWarpSync) continue;
     int32_t o = code[s.pc].a[0];
-    const uint32_t* members = reinterpret_cast<const uint32_t*>(o >= 0 ? w.regs + o : w.consts + (o & ~kConstBit));
+    const uint32_t* members =
+        reinterpret_cast<const uint32_t*>(o >= 0 ? w.regs + o : w.consts + (o & ~kConstBit));
     uint32_t needed = members[__builtin_ctz(s.mask)] & w.live;
     if (needed & ~here) continue;
     released |= s.mask;
@@ -72,9 +74,10 @@ RunResult stuck(Warp& w) {
   for (const auto& s : w.splits) {
     const Inst& i = w.cta->program->code[s.pc];
     bool barrier = i.cls == InstClass::kBarrier;
-    w.cta->report(barrier ? "barrier_divergence" : "warp_divergence", s.pc, &w, __builtin_ctz(s.mask),
-                  barrier ? "only part of the warp arrives at this barrier; the other lanes never come"
-                          : "this instruction needs lanes of the warp that never come");
+    w.cta->report(
+        barrier ? "barrier_divergence" : "warp_divergence", s.pc, &w, __builtin_ctz(s.mask),
+        barrier ? "only part of the warp arrives at this barrier; the other lanes never come"
+                : "this instruction needs lanes of the warp that never come");
   }
   return RunResult::kAbort;
 }

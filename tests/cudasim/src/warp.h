@@ -36,12 +36,13 @@ struct Warp {
   Cta* cta = nullptr;
   int id = 0;
   int pc = 0;
-  int next_stop = INT_MAX;  // the lowest pc of another split that may be met: look for a merge there
-  uint32_t active = 0;      // lanes of the running split
-  uint32_t live = 0;        // lanes that have not exited
-  uint32_t taken = 0;       // of a divergent branch
-  uint32_t carry = 0;       // CC.CF, one bit a lane
-  int barrier = -1;         // that a kBarrier step waits at
+  int next_stop =
+      INT_MAX;          // the lowest pc of another split that may be met: look for a merge there
+  uint32_t active = 0;  // lanes of the running split
+  uint32_t live = 0;    // lanes that have not exited
+  uint32_t taken = 0;   // of a divergent branch
+  uint32_t carry = 0;   // CC.CF, one bit a lane
+  int barrier = -1;     // that a kBarrier step waits at
   std::vector<Split> splits;  // the others
   std::vector<AsyncCopy> copies;
   uint32_t committed[kWarpSize] = {};
@@ -49,7 +50,8 @@ struct Warp {
   const Buffer* last_buffer = nullptr;
   bool blocked = false;
 
-  // Picks the ready split with the lowest pc, after merging splits that met. False: nothing is ready.
+  // Picks the ready split with the lowest pc, after merging splits that met. False: nothing is
+  // ready.
   bool reschedule();
   void park(Split::State state, int barrier = -1);  // the running split goes to the others
   void wake_waiting();
