@@ -1,0 +1,192 @@
+"""The hybrid cache: full layers and ring layers over one paged pool, as a transformers ``Cache``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from .paged_cache import OpenPrefill, PagedCache
+from .report import CacheReport, make_report
+from .settings import Settings
+
+
+class CacheLength(int):
+    """A key length that comes from a :class:`LightTransferCache`: how the mask function recognises one."""
+
+
+class LightTransferCache(PagedCache):
+    """K/V of a batch of requests, each of which keeps some layers whole and streams the others (arXiv:2410.13846).
+
+    Lengths are logical: :meth:`get_seq_length` counts the tokens seen, whatever a layer still holds. Which layers
+    stream is decided per request at the end of its prompt, layer by layer while the prompt is being read: as soon as
+    one layer too many is full, the laziest is cut to its window and its pages hold the next layer's keys. A prompt
+    inside the window is left whole and its choice deferred (:class:`~lighttransfer.settings.Settings`). A choice is
+    never taken back.
+
+    The model must attend through lighttransfer (:func:`lighttransfer.enable`, or
+    ``attn_implementation="lighttransfer"``). The first call of several tokens is taken for the whole prompt. If it
+    comes in chunks, say so beforehand, by ``prompt_length`` or by :meth:`begin_prefill`; the choice then waits for the
+    last chunk. Later calls of several tokens are turns of the conversation: they attend to what is left of the cache
+    and choose nothing, unless the choice is still open and the sequence has outgrown the window. A call of one token
+    per row is a decode step; its token is real in every row, whatever the mask says.
+
+    Args:
+        config: the model's config; says which layers have full attention. Its ``lighttransfer`` entry, if any, holds
+            the settings.
+        settings: overrides the config's.
+        prompt_length: tokens of a prompt that comes in chunks, padding included.
+        max_length: tokens that the sequences can grow to, if known; the pool is never grown beyond their need.
+        process_group: the tensor parallel group over which scores are reduced; ``None``: this rank has all heads.
+        **changes: single settings, such as ``full_layers=0.75``.
+
+    Raises:
+        ValueError: a model or a setting that does not fit, with the reason.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from lighttransfer import LightTransferCache
+        >>> sizes = dict(vocab_size=99, hidden_size=32, intermediate_size=32, num_attention_heads=4)
+        >>> config = LlamaConfig(**sizes, num_hidden_layers=4, num_key_value_heads=2)
+        >>> config._attn_implementation = "lighttransfer"
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> cache = LightTransferCache(config, full_layers=2, n_sink=2, n_recent=6, page_size=4)
+        >>> ids = torch.arange(30)[None]
+        >>> tokens = model.generate(ids, past_key_values=cache, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        >>> cache.get_seq_length(), len(cache.report().requests[0].streaming_layers)
+        (32, 2)
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        settings: Settings | None = None,
+        *,
+        prompt_length: int | None = None,
+        max_length: int | None = None,
+        process_group: Any = None,
+        **changes: Any,
+    ) -> None:
+        settings = (settings or Settings.of(config)).replace(**changes)
+        super().__init__(config, settings, max_length, process_group)
+        if prompt_length is not None:
+            self.begin_prefill(prompt_length)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LightTransferCache:
+        """An independent copy, such as of a prompt's cache from which several answers start."""
+        copy_ = object.__new__(type(self))
+        memo[id(self)] = copy_
+        copy_.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        for layer in copy_.attention_layers:
+            layer.belong_to(copy_)
+        copy_.choice.belong_to(copy_)
+        return copy_
+
+    # What transformers asks.
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens seen, padding included."""
+        return self._seen
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return CacheLength(self._seen + query_length), 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    @property
+    def batch_size(self) -> int:
+        """Rows; -1 before the first call."""
+        return len(self.lengths) or -1
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether tokens can be taken back: not once a ring has overwritten what they replaced."""
+        return all(
+            n == 0 or length <= layer.window.size
+            for layer in self.attention_layers
+            for n, length in zip(layer.recent, self.lengths, strict=False)
+        )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last ``-tokens_to_remove`` tokens of every row.
+
+        Raises:
+            ValueError: a positive number, or more tokens than a row has.
+            NotImplementedError: a ring has wrapped; what the tokens overwrote is gone.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
+        if tokens_to_remove == 0 or not self.lengths:
+            return
+        if min(self.lengths) + tokens_to_remove < 0:
+            raise ValueError(
+                f"tokens_to_remove must leave every row 0 or more, got {tokens_to_remove} of {self.lengths}"
+            )
+        if not self.is_croppable:
+            raise NotImplementedError(
+                "a streaming layer's ring has wrapped: what the last tokens overwrote is gone, so they cannot be taken "
+                "back (assisted decoding needs every sequence inside the window, or full layers)"
+            )
+        self._set_lengths([length + tokens_to_remove for length in self.lengths])
+        self._seen += tokens_to_remove
+        for layer in self.attention_layers:
+            layer.resize(self.lengths)
+
+    def reset(self) -> None:
+        """Forgets everything; the settings stay."""
+        for layer in self.attention_layers:
+            layer.clear()
+        self._clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row ``i`` becomes row ``beam_idx[i]``, its layer choice included; rows that come from one share its pages."""
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select([row for row in range(len(self.lengths)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if indices.dtype is torch.bool:
+            indices = indices.nonzero()[:, 0]
+        self._select(indices.tolist())
+
+    def _select(self, rows: list[int]) -> None:
+        if not self.lengths or rows == list(range(len(self.lengths))):
+            return
+        for layer in self.attention_layers:
+            layer.select(rows)
+        self.choice.select(rows)
+        self._set_lengths([self.lengths[row] for row in rows])
+        self.row_bytes = [self.row_bytes[row] for row in rows]
+        self.peak_row_bytes = [self.peak_row_bytes[row] for row in rows]
+        if self._prefill is not None:
+            self._prefill.lengths = [self._prefill.lengths[row] for row in rows]
+        self.shares_pages = True
+
+    # Prompts that come in chunks.
+
+    def begin_prefill(self, prompt_length: int | None = None) -> None:
+        """The next calls bring one prompt in chunks; layers are chosen at its end and not before.
+
+        Args:
+            prompt_length: the prompt's tokens, padding included, from here on; the call that completes them ends the
+                prompt. ``None``: it ends with :meth:`end_prefill`.
+
+        Raises:
+            RuntimeError: a prompt is open already.
+            ValueError: ``prompt_length`` below 1.
+        """
+        if self._prefill is not None:
+            raise RuntimeError("a prompt is open already: end_prefill() comes first")
+        if prompt_length is not None and prompt_length < 1:
+            raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
+        self._prefill = OpenPrefill(prompt_length, self._seen, list(self.lengths))
+
+    def report(self) -> CacheReport:
+        """What happened so far: per request the scores, which layers stream, and the bytes."""
+        return make_report(self)

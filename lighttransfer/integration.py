@@ -1,0 +1,182 @@
+"""Turns a transformers model into a hybrid one, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from .attention_function import NAME
+from .cache import LightTransferCache
+from .selection import Policy
+from .settings import Settings
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+#: The names under which ``generate`` holds its cache in model_kwargs.
+_CACHE_NAMES = ("cache", "past_key_values")
+#: The attribute that remembers what :func:`enable` replaced.
+_BEFORE = "_lighttransfer_before"
+
+
+def enable(
+    model: Model,
+    full_layers: int | float | None = None,
+    n_sink: int | None = None,
+    n_recent: int | None = None,
+    n_last: int | None = None,
+    policy: str | dict[str, Any] | Policy | None = None,
+    **settings: Any,
+) -> Model:
+    """Makes ``model`` a hybrid model: each ``generate`` call gets a :class:`~lighttransfer.cache.LightTransferCache`.
+
+    ``generate``, pipelines and evaluation harnesses work as before, with less KV memory. Calls without a cache, or with
+    another one, attend as with sdpa. Weights are not touched.
+
+    Args:
+        model: any decoder-only transformers model whose attention goes through ``AttentionInterface``.
+        full_layers, n_sink, n_recent, n_last, policy, **settings: see :class:`~lighttransfer.settings.Settings`. What
+            is not given is taken from ``model.config.lighttransfer``, where a saved model has it, else the default:
+            0.5, 4, 1020, 32, ``"lazy_ratio"``.
+
+    Returns:
+        ``model``. Its settings stand in ``model.config.lighttransfer`` and are saved with it; a loaded model needs
+        ``enable(model)`` again.
+
+    Raises:
+        ValueError: a model or a setting that does not fit, with the reason; the model is as it was.
+        TypeError: a setting that does not exist, or of a wrong type.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> import lighttransfer
+        >>> sizes = dict(vocab_size=99, hidden_size=32, intermediate_size=32, num_attention_heads=4)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, num_key_value_heads=2)).eval()
+        >>> model = lighttransfer.enable(model, full_layers=0.5, n_sink=2, n_recent=6)
+        >>> ids = torch.arange(30)[None]
+        >>> out = model.generate(ids, max_new_tokens=3, pad_token_id=0, return_dict_in_generate=True)
+        >>> len(out.past_key_values.report().requests[0].streaming_layers)
+        2
+        >>> lighttransfer.disable(model) is model
+        True
+    """
+    new = Settings.of(model.config).replace(
+        full_layers=full_layers, n_sink=n_sink, n_recent=n_recent, n_last=n_last, policy=policy, **settings
+    )
+    LightTransferCache(model.config, new)  # every refusal, before anything is changed
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"model must attend through transformers' AttentionInterface, got {type(model).__name__}, which does not"
+        )
+    before = getattr(model, _BEFORE, None) or {
+        "attn_implementation": _text_config(model)._attn_implementation,
+        "methods": {name: model.__dict__.get(name) for name in _HOOKS},
+    }
+    _set_attention(model, NAME)
+    setattr(model, _BEFORE, before)
+    model.config.lighttransfer = new.to_dict()
+    for name, hook in _HOOKS.items():
+        if hasattr(type(model), name):
+            setattr(model, name, MethodType(hook, model))
+    return model
+
+
+def disable(model: Model) -> Model:
+    """Undoes :func:`enable`: the model attends and caches as it did before. A model that is not enabled stays as it
+    is."""
+    before = getattr(model, _BEFORE, None)
+    if before is None:
+        return model
+    _set_attention(model, before["attn_implementation"])
+    for name, method in before["methods"].items():
+        model.__dict__.pop(name, None)
+        if method is not None:
+            setattr(model, name, method)
+    delattr(model, _BEFORE)
+    del model.config.lighttransfer
+    return model
+
+
+def _text_config(model: PreTrainedModel) -> Any:
+    return model.config.get_text_config(decoder=True)
+
+
+def _set_attention(model: PreTrainedModel, name: str) -> None:
+    """Sets the attention of the model's text part, and of nothing else (a vision tower keeps its own)."""
+    text = _text_config(model)
+    if text is model.config:
+        model.set_attn_implementation(name)
+        return
+    key = next(key for key in model.config.sub_configs if getattr(model.config, key) is text)
+    model.set_attn_implementation({key: name})
+
+
+def _original(model: PreTrainedModel, name: str) -> Callable[..., Any]:
+    """The method that a hook stands in for."""
+    method = getattr(model, _BEFORE)["methods"][name]
+    if method is not None:
+        return method  # type: ignore[no-any-return]
+    return MethodType(getattr(type(model), name), model)
+
+
+def _prepare_cache_for_generation(
+    self: PreTrainedModel, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """``generate`` makes its cache here; where it would take a DynamicCache it gets ours."""
+    implementation = generation_config.cache_implementation
+    if implementation not in (None, "dynamic"):
+        raise ValueError(
+            "cache_implementation must be None or 'dynamic' on a model enabled for lighttransfer, got "
+            f"{implementation!r}: lighttransfer.disable(model) comes first"
+        )
+    own = {name: model_kwargs.get(name) for name in _CACHE_NAMES}
+    result = _original(self, "_prepare_cache_for_generation")(generation_config, model_kwargs, *args, **kwargs)
+    for name in _CACHE_NAMES:
+        if own[name] is None and type(model_kwargs.get(name)) is DynamicCache:
+            max_length = kwargs.get("max_cache_length", args[2] if len(args) > 2 else None)
+            model_kwargs[name] = LightTransferCache(
+                self.config, max_length=max_length, process_group=_tensor_parallel_group(self)
+            )
+            if generation_config.is_assistant:
+                model_kwargs[name].activate_past_recording()
+    return result
+
+
+def _prefill(
+    self: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: Any,
+    model_kwargs: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``generate`` reads the prompt here; one that it will read in chunks is announced to the cache."""
+    cache = next((model_kwargs[name] for name in _CACHE_NAMES if model_kwargs.get(name) is not None), None)
+    if not isinstance(cache, LightTransferCache) or generation_config.prefill_chunk_size is None:
+        return _original(self, "_prefill")(input_ids, generation_config, model_kwargs, *args, **kwargs)
+    mask = model_kwargs.get("attention_mask")
+    columns = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", None)
+    cache.begin_prefill(None if columns is None else columns - cache.get_seq_length())
+    outputs = _original(self, "_prefill")(input_ids, generation_config, model_kwargs, *args, **kwargs)
+    if cache.prefill_is_open:
+        cache.end_prefill()
+    return outputs
+
+
+def _tensor_parallel_group(model: PreTrainedModel) -> Any:
+    """The process group over which transformers has split the heads; ``None``: they are not split."""
+    mesh: Any = getattr(model, "_device_mesh", None)
+    if mesh is None or getattr(model, "_tp_size", None) in (None, 1):
+        return None
+    return (mesh["tp"] if mesh.ndim > 1 else mesh).get_group()
+
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "_prepare_cache_for_generation": _prepare_cache_for_generation,
+    "_prefill": _prefill,
+}

@@ -1,0 +1,264 @@
+"""One layer of the cache: its pages, and its attention over them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from . import ops
+from .paging import BlockTable
+from .pool import KVPool
+from .window import RetainedWindow
+
+if TYPE_CHECKING:
+    from .paged_cache import PagedCache
+    from .prompt import Call, LastQueries, PromptStep
+
+
+def apply_sink_logit(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention with a learned logit per head that takes part in the softmax and has no value (GPT-OSS).
+
+    The logit only scales what softmax over the keys gives, by ``w = sigmoid(lse - logit)``; so kernels need not know
+    it.
+
+    Args:
+        out: ``[B, S, H, D]``; lse: ``[B, H, S]`` of the keys alone; sink_logit: ``[H]``.
+
+    Returns:
+        The scaled output in ``out``'s dtype, and ``w [B, H, S]`` in fp32.
+    """
+    weight = torch.sigmoid(lse - sink_logit.float()[:, None])
+    return (out * weight.transpose(1, 2)[..., None]).to(out.dtype), weight
+
+
+def sink_logit_mass(mass: Tensor, weight: Tensor) -> Tensor:
+    """``mass [B, H, n, 2]`` of the keys alone with a learned sink logit of weight ``1 - w``, ``w [B, H, n]``.
+
+    The logit is a sink that is never evicted, so what rests on it counts as resting on the sinks.
+    """
+    scaled = mass * weight[..., None]
+    return torch.stack((scaled[..., 0] + (1 - weight), scaled[..., 1]), dim=-1)
+
+
+_streaming_decode: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.lighttransfer.streaming_decode.default
+
+
+class Clock:
+    """How many tokens each row has seen, on one device: int32 ``seq_len [B]``, read by every op of every layer
+    there."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.device = device
+        self.set(lengths)
+
+    def set(self, lengths: Sequence[int]) -> None:
+        """Sets every row's length from the host's."""
+        with torch.inference_mode(False):
+            self.seq_len = torch.tensor(list(lengths), dtype=torch.int32, device=self.device)
+
+    def tick(self) -> None:
+        """Counts one token in every row, without the host."""
+        self.seq_len.add_(1)
+
+
+class CacheLayer(CacheLayerMixin):
+    """What one attention layer caches, for every row of the batch.
+
+    Attributes:
+        index: the layer's number in the model.
+        competes: a full-attention layer, which may be cut to ``window``. Otherwise a native sliding-window layer, whose
+            ring of ``window`` it has from the start.
+        recent: for each row the ring's ``n_recent``; 0: the row is full. ``n_recent`` is the same on the device.
+        blocks: its pages.
+    """
+
+    is_compileable = False
+    supports_early_init = False
+
+    def __init__(self, cache: PagedCache, index: int, window: RetainedWindow, *, competes: bool) -> None:
+        super().__init__()
+        self._cache = weakref.ref(cache)  # not a cycle: a cache's pages are freed with its last user, not when gc runs
+        self.index = index
+        self.window = window
+        self.competes = competes
+        self.is_sliding = not competes
+        self.n_sink = window.n_sink
+        self.recent: list[int] = []
+        self.n_recent: Tensor
+        self.pool: KVPool
+        self.clock: Clock
+        self.blocks: BlockTable
+        self.appended = True  # whether the keys of the step lie in the pool
+        self.attended = False  # whether the step is done here
+        self.last_queries: LastQueries | None = None  # of a prompt that comes in chunks
+        self.decode_masses: list[Tensor] = []  # [B, H_q, 2] of the latest decode steps, while a choice is deferred
+
+    @property
+    def cache(self) -> PagedCache:
+        """The cache that the layer belongs to."""
+        cache = self._cache()
+        assert cache is not None
+        return cache
+
+    def belong_to(self, cache: PagedCache) -> None:
+        """Moves the layer to a copy of its cache."""
+        self._cache = weakref.ref(cache)
+
+    def __repr__(self) -> str:
+        return f"CacheLayer(index={self.index}, {'full' if self.competes else 'sliding'} attention)"
+
+    # What transformers asks of a layer. The cache answers for all layers alike.
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Makes the layer ready for a batch like ``key_states [B, H_kv, S, D]``."""
+        n_rows = key_states.shape[0]
+        self.pool = self.cache.pool_for(key_states)
+        self.clock = self.cache.clock_for(key_states.device, n_rows)
+        self.blocks = BlockTable(self.pool, n_rows)
+        self.set_recent([0 if self.competes else self.window.n_recent] * n_rows)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self.cache.update(key_states, value_states, self.index)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.get_mask_sizes(query_length, self.index)
+
+    def get_seq_length(self) -> int:
+        return self.cache.get_seq_length(self.index)
+
+    def get_max_length(self) -> int:
+        return -1
+
+    # Pages.
+
+    def set_recent(self, recent: Sequence[int]) -> None:
+        """Says for each row whether it is full (0) or a ring of so many recent tokens."""
+        self.recent = list(recent)
+        with torch.inference_mode(False):
+            self.n_recent = torch.tensor(self.recent, dtype=torch.int32, device=self.pool.device)
+
+    def n_slots(self, row: int, length: int) -> int:
+        """Slots that ``length`` tokens of the row need."""
+        return length if self.recent[row] == 0 else self.window.n_slots(length)
+
+    def resize(self, lengths: Sequence[int]) -> None:
+        """Gives every row exactly the pages that its ``lengths[row]`` tokens need."""
+        for row, length in enumerate(lengths):
+            change = self.blocks.resize(row, self.n_slots(row, length))
+            if change:
+                self.cache.account(row, change * self.pool.page_bytes)
+
+    def cut(self, rows: Sequence[int], lengths: Sequence[int], seq_len: Tensor) -> None:
+        """Turns full rows into rings and gives the pages that this frees back at once.
+
+        ``lengths`` are the tokens of each row that lie in the pool now; ``seq_len`` is the same on the device.
+        """
+        moved = [row for row in rows if not self.window.keeps_all(lengths[row])]
+        if moved:
+            for row in moved:
+                self.blocks.own(row, 0, self.window.size)
+            ops.compact_kv_(
+                self.pool.k,
+                self.pool.v,
+                seq_len,
+                n_sink=self.n_sink,
+                n_recent=self.window.n_recent,
+                block_table=self.blocks.flush(),
+                rows=torch.tensor(moved, dtype=torch.int32, device=self.pool.device),
+            )
+        self.set_recent([self.window.n_recent if row in rows else n for row, n in enumerate(self.recent)])
+        if moved:
+            self.resize(lengths)
+            self.blocks.flush()
+
+    def append(self, k: Tensor, v: Tensor, step: PromptStep) -> None:
+        """Writes a chunk's ``k, v [B, S, H_kv, D]``."""
+        self.resize(step.totals)
+        if self.cache.shares_pages:
+            for row, (begin, end) in enumerate(zip(step.lengths, step.totals, strict=True)):
+                ring = self.recent[row] > 0
+                self.blocks.own(row, 0 if ring else begin, self.n_slots(row, end))
+        ops.append_kv_(
+            self.pool.k,
+            self.pool.v,
+            k,
+            v,
+            self.clock.seq_len,
+            n_sink=self.n_sink,
+            n_recent=self.n_recent,
+            block_table=self.blocks.flush(),
+            seq_start=step.seq_start(self.pool.device),
+        )
+        self.appended = True
+
+    def prepare_decode(self, row: int, length: int) -> None:
+        """A page for the row's next token, and one that no other row reads."""
+        end = self.n_slots(row, length + 1)
+        change = self.blocks.resize(row, end)
+        if change:
+            self.cache.account(row, change * self.pool.page_bytes)
+        if self.cache.shares_pages:
+            slot = length if self.recent[row] == 0 else self.window.slot(length)
+            self.blocks.own(row, slot, slot + 1)
+
+    def can_fill(self, row: int) -> bool:
+        """Whether the row will need more pages as it grows: it is full, or a ring that is not complete."""
+        return self.recent[row] == 0 or self.blocks.n_slots(row) < self.window.size
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Row ``i`` becomes row ``rows[i]``."""
+        if not self.is_initialized:
+            return
+        self.blocks.select(rows)
+        self.blocks.flush()
+        self.set_recent([self.recent[row] for row in rows])
+        self.decode_masses = [mass[list(rows)] for mass in self.decode_masses]
+        if self.last_queries is not None:
+            self.last_queries = self.last_queries.select(rows)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        if self.is_initialized:
+            self.blocks.release()
+        self.is_initialized, self.recent = False, []
+        self.last_queries, self.decode_masses = None, []
+
+    def decode(self, call: Call) -> Tensor:
+        """One new token per row, written and attended to: ``[B, 1, H_q, D]``."""
+        cache = self.cache
+        mass_n_recent = cache.mass_n_recent if self.competes else -1
+        out, lse, mass = _streaming_decode(
+            call.q,
+            call.k,
+            call.v,
+            self.pool.k,
+            self.pool.v,
+            self.clock.seq_len,
+            n_sink=self.n_sink,
+            n_recent=self.n_recent,
+            mass_n_recent=mass_n_recent,
+            block_table=self.blocks.tensor,
+            scale=call.scale,
+        )
+        if call.sink_logit is not None:
+            out, weight = apply_sink_logit(out, lse, call.sink_logit)
+            if mass_n_recent >= 0:
+                mass = sink_logit_mass(mass[:, :, None], weight)[:, :, 0]
+        if mass_n_recent >= 0:
+            self._remember(call, out, lse, mass)
+        return out
+
+    def _remember(self, call: Call, out: Tensor, lse: Tensor, mass: Tensor) -> None:
+        """Keeps what a deferred choice will rest on."""
+        settings = self.cache.settings
+        self.decode_masses.append(mass)
+        del self.decode_masses[: -settings.n_last]
+        if settings.policy.needs_outputs:
+            last = LastQueries(call.q, out, lse, call.scale, call.sink_logit)
+            self.last_queries = last if self.last_queries is None else self.last_queries.then(last, settings.n_last)

@@ -1,0 +1,279 @@
+"""A cache's rows and the calls that move them on: what lies between the attention function and the layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache
+
+from .choice import LayerChoice
+from .layers import CacheLayer, Clock
+from .pool import KVPool
+from .prompt import Call, PromptStep, attend
+from .settings import Settings
+from .supported import attention_windows
+
+
+class OpenPrefill:
+    """A prompt that comes in chunks.
+
+    Attributes:
+        length: its columns, if known.
+        columns: columns seen before it.
+        lengths: each row's tokens before it; empty before the first call of all.
+    """
+
+    def __init__(self, length: int | None, columns: int, lengths: list[int]) -> None:
+        self.length = length
+        self.columns = columns
+        self.lengths = lengths
+
+
+class PagedCache(Cache):
+    """Rows of tokens over paged pools, fed by one call of the model after the other.
+
+    A call goes through :meth:`update` and :meth:`attend` once per layer. In between the keys carry their layer to the
+    attention function.
+
+    Attributes:
+        settings: how it streams.
+        competing: the layers with full attention.
+        lengths: each row's tokens, without padding.
+        pools, clocks: the pages, and the lengths on the device.
+        choice: which layers each row keeps.
+        row_bytes, peak_row_bytes: K/V bytes of each row's pages, now and at most.
+        shares_pages: whether rows may have pages in common.
+        mass_n_recent: the window whose mass decode steps measure while a choice is deferred; -1: none.
+        max_length: tokens that the rows can grow to, if known.
+        process_group: over which the heads are split.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, settings: Settings, max_length: int | None, process_group: Any
+    ) -> None:
+        self.settings = settings
+        self.attention_layers = [
+            CacheLayer(self, index, window or settings.window, competes=window is None)
+            for index, window in enumerate(attention_windows(config))
+        ]
+        super().__init__(layers=list(self.attention_layers))
+        self.competing = [layer for layer in self.attention_layers if layer.competes]
+        self.max_length = max_length
+        self.process_group = process_group
+        self._clear()
+
+    def _clear(self) -> None:
+        self.pools: dict[tuple[int, int, torch.dtype, torch.device], KVPool] = {}
+        self.clocks: dict[torch.device, Clock] = {}
+        self.lengths: list[int] = []  # real tokens of each row
+        self.row_bytes: list[int] = []
+        self.peak_row_bytes: list[int] = []
+        self.shares_pages = False
+        self.mass_n_recent = -1  # the window that decode steps measure while a choice is deferred; -1: none
+        self.choice = LayerChoice(self)
+        self._seen = 0  # columns seen: tokens, padding included
+        self._prefill: OpenPrefill | None = None
+        self._handed: CacheLayer | None = None  # whose keys are on their way from update() to the attention function
+        self._step: PromptStep | None = None  # the call in progress; None: a decode step, or none
+        self._layers_left = 0  # of the call in progress
+        self._quiet = 0  # decode steps for which the host has nothing to do
+        self._wake_at: list[int] = []  # for each row the length at which it has
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Announces a layer's new keys and values, ``[B, H_kv, S, D]``, and returns them.
+
+        They are written by the attention function, which knows the queries too and finds its layer as an attribute of
+        the keys. So nothing is kept in the model, in the module or in a global, and caches, models and threads cannot
+        mix.
+
+        Raises:
+            RuntimeError: the keys of the layer before never reached the attention function.
+            ValueError: keys and values of different shapes (MLA), or not the batch of the call before.
+        """
+        if self._handed is not None:
+            raise RuntimeError(
+                f"layer {self._handed.index} did not attend through lighttransfer: the model must be enabled with "
+                "lighttransfer.enable(model) and pass its keys on as they are (after a call that failed midway the "
+                "cache needs reset())"
+            )
+        layer = self.attention_layers[layer_idx]
+        if not layer.is_initialized:
+            if key_states.shape != value_states.shape:
+                raise ValueError(
+                    "value_states must have the shape of key_states (multi-head latent attention is not supported), "
+                    f"got {tuple(value_states.shape)} and {tuple(key_states.shape)}"
+                )
+            layer.lazy_initialization(key_states, value_states)
+        if key_states.shape[0] != len(layer.recent):
+            raise ValueError(
+                f"key_states must have the cache's batch of {len(layer.recent)}, got {key_states.shape[0]}"
+            )
+        self._handed = layer
+        key_states.lighttransfer_layer = layer  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    # A call of the model.
+
+    def attend(self, layer: CacheLayer, call: Call, mask: Tensor | None) -> Tensor:
+        """A layer's attention over the cache and the call's own tokens, which are cached by it: ``[B, S, H_q, D]``.
+
+        ``mask``: bool ``[B, seen + S]``, the padding; ``None``: there is none.
+        """
+        if self._handed is not layer:
+            raise RuntimeError(f"layer {layer.index} attends to keys that update() has not announced")
+        self._handed = None
+        if self._layers_left == 0:
+            self._begin(call.q, mask)
+        if layer.attended:
+            raise RuntimeError(
+                f"layer {layer.index} comes again before the last layer has come: cache.reset() is needed"
+            )
+        layer.attended = True
+        if self._step is None:
+            out = layer.decode(call)
+        else:
+            self._reserve(layer.pool, self._step)
+            out = attend(layer, call, self._step)
+        self._layers_left -= 1
+        if self._layers_left == 0:
+            self._end(call.q.shape[1])
+        return out
+
+    def _begin(self, q: Tensor, mask: Tensor | None) -> None:
+        n_rows, n_tokens = q.shape[:2]
+        if not self.lengths:
+            self.lengths, self.row_bytes, self.peak_row_bytes = ([0] * n_rows for _ in range(3))
+            self._wake_at = [0] * n_rows
+            self.choice.begin(n_rows)
+        is_prompt = n_tokens > 1 or self._seen == 0 or self._prefill is not None
+        self._step = self._prompt_step(n_tokens, mask) if is_prompt else None
+        for layer in self.attention_layers:
+            layer.attended, layer.appended = False, not is_prompt
+        if not is_prompt:
+            if self._quiet == 0:
+                self._prepare_decode()
+            self._quiet -= 1
+        self._layers_left = len(self.attention_layers)
+
+    def _prompt_step(self, n_tokens: int, mask: Tensor | None) -> PromptStep:
+        starts = left_padding(mask, len(self.lengths), self._seen, n_tokens)
+        step = PromptStep(n_tokens, starts, list(self.lengths))
+        prefill = self._prefill
+        if prefill is not None and prefill.columns == self._seen and prefill.length == n_tokens:
+            prefill = self._prefill = None  # one chunk after all
+        if prefill is None:
+            step.decides = self.choice.due(step.totals)
+        else:
+            step.keeps_queries = self.choice.is_open
+        return step
+
+    def _reserve(self, pool: KVPool, step: PromptStep) -> None:
+        """Room for the whole prompt before its first layer, so that the pool does not have to grow on the way."""
+        if pool.n_pages == 0:
+            pool.reserve(self.choice.n_pages(pool, step))
+
+    def _end(self, n_tokens: int) -> None:
+        step, self._step = self._step, None
+        self._seen += n_tokens
+        if step is None:
+            self.lengths = [length + 1 for length in self.lengths]
+            for clock in self.clocks.values():
+                clock.tick()
+            if self.mass_n_recent >= 0:
+                self.choice.after_decode()
+            return
+        self.choice.settle(step)
+        self._set_lengths(step.totals)
+        prefill = self._prefill
+        if prefill is not None and prefill.length is not None and self._seen - prefill.columns >= prefill.length:
+            self.end_prefill()
+
+    def _prepare_decode(self) -> None:
+        """The host's part of the coming decode steps: pages for their tokens, and whether they measure the layers."""
+        due = [row for row, length in enumerate(self.lengths) if length >= self._wake_at[row]]
+        for layer in self.attention_layers:
+            for row in due:
+                self._wake_at[row] = 0
+                layer.prepare_decode(row, self.lengths[row])
+            layer.blocks.flush()
+        self.mass_n_recent = self.settings.n_recent if self.choice.measures_next() else -1
+        for row in due:
+            self._wake_at[row] = self.choice.wake_at(row)
+        self._quiet = max(1, min(self._wake_at[row] - length for row, length in enumerate(self.lengths)))
+
+    # For layers.
+
+    def pool_for(self, keys: Tensor) -> KVPool:
+        """The pool of keys like ``keys [B, H_kv, S, D]``."""
+        key = (keys.shape[1], keys.shape[3], keys.dtype, keys.device)
+        if key not in self.pools:
+            self.pools[key] = KVPool(
+                n_kv_heads=key[0], head_dim=key[1], dtype=key[2], device=key[3], page_size=self.settings.page_size
+            )
+        return self.pools[key]
+
+    def clock_for(self, device: torch.device, n_rows: int) -> Clock:
+        """The rows' lengths on ``device``."""
+        if device not in self.clocks:
+            self.clocks[device] = Clock(self.lengths or [0] * n_rows, device)
+        return self.clocks[device]
+
+    def account(self, row: int, n_bytes: int) -> None:
+        """Notes that the row's pages grew by ``n_bytes``."""
+        self.row_bytes[row] += n_bytes
+        self.peak_row_bytes[row] = max(self.peak_row_bytes[row], self.row_bytes[row])
+
+    def _set_lengths(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        for clock in self.clocks.values():
+            clock.set(lengths)
+        self._quiet, self._wake_at = 0, list(lengths)
+
+    @property
+    def prefill_is_open(self) -> bool:
+        """Whether more chunks of a prompt are expected."""
+        return self._prefill is not None
+
+    def end_prefill(self) -> None:
+        """The prompt is complete: its rows choose their layers.
+
+        Raises:
+            RuntimeError: no prompt is open.
+        """
+        prefill, self._prefill = self._prefill, None
+        if prefill is None:
+            raise RuntimeError("no prompt is open: begin_prefill() or prompt_length= must come before its first chunk")
+        if self.lengths:
+            self.choice.after_chunks(prefill.lengths or [0] * len(self.lengths))
+            self._quiet, self._wake_at = 0, list(self.lengths)
+
+
+def left_padding(mask: Tensor | None, n_rows: int, n_seen: int, n_tokens: int) -> list[int]:
+    """How many of the last ``n_tokens`` columns of the 2D ``mask`` are padding, for each row.
+
+    Raises:
+        ValueError: a mask that does not cover the tokens seen and the new ones, or with padding behind a real token.
+    """
+    if mask is None:
+        return [0] * n_rows
+    if tuple(mask.shape) != (n_rows, n_seen + n_tokens):
+        raise ValueError(
+            f"attention_mask must be [batch, tokens seen and new] = {(n_rows, n_seen + n_tokens)}, "
+            f"got {tuple(mask.shape)}"
+        )
+    chunk = mask[:, n_seen:].bool()
+    starts = n_tokens - chunk.sum(1)
+    left = torch.arange(n_tokens, device=mask.device) >= starts[:, None]
+    wrong = (chunk != left).any(1)
+    counts, bad = torch.stack((starts, wrong.long())).tolist()  # one wait for the device
+    if any(bad):
+        raise ValueError(
+            "attention_mask must be left-padded: padding stands before a row's first real token, got padding behind "
+            f"one in rows {[row for row, is_bad in enumerate(bad) if is_bad]}"
+        )
+    return [int(n) for n in counts]

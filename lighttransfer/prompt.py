@@ -1,0 +1,308 @@
+"""Calls of several tokens: prompts, chunks of prompts, later turns, drafts to verify.
+
+The chunk's queries see the keys that are cached and those of the chunk itself. The cached ones are gathered in position
+order, so that attention over ``cached + chunk`` is one call of ``prefill_attn``. In a ring the positions that were
+dropped are missing between sinks and recent ones; the streaming mask by index still is the mask by position, because it
+counts sinks from the row's start and the window from the row's end, and both ends are there without a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .layers import apply_sink_logit, sink_logit_mass
+from .selection import LayerSignal
+from .window import RetainedWindow
+
+if TYPE_CHECKING:
+    from .layers import CacheLayer
+
+
+@dataclass
+class PromptStep:
+    """What the layers share in one call of several tokens.
+
+    Attributes:
+        n_tokens: columns of the chunk, padding included.
+        starts: each row's first real token in the chunk.
+        lengths, totals: each row's real tokens before and after.
+        decides: the rows whose layers are chosen in this call.
+        keeps_queries: whether more of the prompt is to come, so that its last queries have to be remembered.
+    """
+
+    n_tokens: int
+    starts: list[int]
+    lengths: list[int]
+    decides: list[int] = field(default_factory=list)
+    keeps_queries: bool = False
+    _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict)
+
+    @property
+    def totals(self) -> list[int]:
+        return [n + self.n_tokens - start for n, start in zip(self.lengths, self.starts, strict=True)]
+
+    @property
+    def is_padded(self) -> bool:
+        return any(self.starts)
+
+    @property
+    def is_first(self) -> bool:
+        """No row has anything cached."""
+        return not any(self.lengths)
+
+    def _tensor(self, name: str, values: Sequence[int], device: torch.device) -> Tensor:
+        key = (name, device)
+        if key not in self._on_device:
+            self._on_device[key] = torch.tensor(values, dtype=torch.int32, device=device)
+        return self._on_device[key]
+
+    def seq_start(self, device: torch.device) -> Tensor | None:
+        """int32 ``[B]`` for the ops; ``None``: no row is padded."""
+        return self._tensor("starts", self.starts, device) if self.is_padded else None
+
+    def total(self, device: torch.device) -> Tensor:
+        """int32 ``[B]``: the tokens of each row after the call."""
+        return self._tensor("totals", self.totals, device)
+
+    def n_queries(self, n_last: int, rows: Sequence[int], device: torch.device) -> Tensor | None:
+        """int32 ``[len(rows)]``: how many of the last ``n_last`` queries are real; ``None``: all."""
+        if self.n_tokens >= n_last and not self.is_padded:
+            return None
+        counts = [min(n_last, self.n_tokens - self.starts[row]) for row in rows]
+        return torch.tensor(counts, dtype=torch.int32, device=device)
+
+
+@dataclass
+class Keys:
+    """The keys and values that some rows' queries attend to.
+
+    ``k, v [B, S_k, H_kv, D]``, right-aligned: row ``b`` has real tokens from ``start[b]`` on (``None``: all are).
+    """
+
+    k: Tensor
+    v: Tensor
+    start: Tensor | None
+
+
+@dataclass
+class Call:
+    """One layer's arguments: ``q [B, S, H_q, D]``, ``k, v [B, S, H_kv, D]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float | None
+    sink_logit: Tensor | None  # [H_q], see apply_sink_logit
+
+    def rows(self, rows: Sequence[int]) -> Call:
+        """The same for some rows."""
+        if len(rows) == self.q.shape[0]:
+            return self
+        index = torch.tensor(rows, device=self.q.device)
+        return Call(self.q[index], self.k[index], self.v[index], self.scale, self.sink_logit)
+
+
+@dataclass
+class LastQueries:
+    """A prompt's last queries, with what attention over all their keys made of them; ``n`` of them, up to
+    ``n_last``."""
+
+    q: Tensor  # [B, n, H_q, D]
+    out: Tensor  # [B, n, H_q, D]
+    lse: Tensor  # [B, H_q, n], over the keys alone
+    scale: float | None
+    sink_logit: Tensor | None
+
+    def then(self, later: LastQueries, n_last: int) -> LastQueries:
+        """These queries and later ones, the last ``n_last`` of all."""
+        return LastQueries(
+            torch.cat((self.q, later.q), dim=1)[:, -n_last:],
+            torch.cat((self.out, later.out), dim=1)[:, -n_last:],
+            torch.cat((self.lse, later.lse), dim=2)[:, :, -n_last:],
+            later.scale,
+            later.sink_logit,
+        )
+
+    def select(self, rows: Sequence[int]) -> LastQueries:
+        """Row ``i`` becomes row ``rows[i]``."""
+        index = torch.tensor(rows, device=self.q.device)
+        return LastQueries(self.q[index], self.out[index], self.lse[index], self.scale, self.sink_logit)
+
+
+def _join(cached: Keys, k: Tensor, v: Tensor, starts: Sequence[int]) -> Keys:
+    """Cached keys and the chunk behind them, in one run without padding in between."""
+    n_cached, device = cached.k.shape[1], k.device
+    k, v = torch.cat((cached.k, k), dim=1), torch.cat((cached.v, v), dim=1)
+    if not any(starts):
+        return Keys(k, v, cached.start)
+    # The chunk's own padding would lie between the two: move the cached keys up to its end.
+    shift = torch.tensor(starts, device=device)[:, None]
+    index = torch.arange(k.shape[1], device=device)[None]
+    index = torch.where(index < n_cached + shift, (index - shift).clamp_min(0), index)  # [B, S_k]
+    row = torch.arange(len(starts), device=device)[:, None]
+    assert cached.start is not None
+    return Keys(k[row, index], v[row, index], cached.start + shift[:, 0].int())
+
+
+def cached_keys(layer: CacheLayer, rows: Sequence[int], lengths: Sequence[int]) -> Keys:
+    """The cached keys of ``rows``, in position order."""
+    seq_len, n_recent, table = layer.clock.seq_len, layer.n_recent, layer.blocks.flush()
+    if len(rows) < len(lengths):
+        index = torch.tensor(rows, device=seq_len.device)
+        seq_len, n_recent, table = seq_len[index], n_recent[index], table[index]
+    k, v, start = ops.gather_kv(
+        layer.pool.k,
+        layer.pool.v,
+        seq_len,
+        n_sink=layer.n_sink,
+        n_recent=n_recent,
+        max_len=max(layer.n_slots(row, lengths[row]) for row in rows),
+        block_table=table,
+    )
+    return Keys(k, v, start)
+
+
+def _visible_keys(layer: CacheLayer, rows: Sequence[int], call: Call, step: PromptStep) -> Keys:
+    """What the queries of ``call``, the chunk of ``rows``, may see."""
+    if not step.is_first:
+        return _join(cached_keys(layer, rows, step.lengths), call.k, call.v, [step.starts[row] for row in rows])
+    start = step.seq_start(call.k.device)
+    if start is not None and len(rows) < len(step.starts):
+        start = start[torch.tensor(rows, device=start.device)]
+    return Keys(call.k, call.v, start)
+
+
+def attend(layer: CacheLayer, call: Call, step: PromptStep) -> Tensor:
+    """The chunk's attention in one layer, ``[B, S, H_q, D]``; its keys and values go into the cache."""
+    ring = [row for row, n in enumerate(layer.recent) if n > 0]
+    full = [row for row, n in enumerate(layer.recent) if n == 0]
+    if not full:
+        out = _attend_ring(layer, ring, call, step)
+    elif not ring:
+        out = _attend_full(layer, full, call, step)
+    else:
+        out = torch.empty_like(call.q, memory_format=torch.contiguous_format)
+        for rows, attend_rows in ((ring, _attend_ring), (full, _attend_full)):
+            out[torch.tensor(rows, device=out.device)] = attend_rows(layer, rows, call.rows(rows), step)
+    if not layer.appended:
+        layer.append(call.k, call.v, step)
+    return out
+
+
+def _attend_ring(layer: CacheLayer, rows: Sequence[int], call: Call, step: PromptStep) -> Tensor:
+    keys = _visible_keys(layer, rows, call, step)
+    out, lse = ops.prefill_attn(
+        call.q,
+        keys.k,
+        keys.v,
+        scale=call.scale,
+        n_sink=layer.n_sink,
+        n_recent=layer.window.n_recent,
+        seq_start=keys.start,
+    )
+    return out if call.sink_logit is None else apply_sink_logit(out, lse, call.sink_logit)[0]
+
+
+def _attend_full(layer: CacheLayer, rows: Sequence[int], call: Call, step: PromptStep) -> Tensor:
+    cache = layer.cache
+    keys = _visible_keys(layer, rows, call, step)
+    is_scored = layer.competes and not cache.settings.policy.is_fixed
+    if is_scored and step.decides:
+        return _attend_and_choose(layer, rows, call, keys, step)
+    out, lse = ops.prefill_attn(call.q, keys.k, keys.v, scale=call.scale, seq_start=keys.start)
+    if call.sink_logit is not None:
+        out, _ = apply_sink_logit(out, lse, call.sink_logit)
+    if is_scored and step.keeps_queries:
+        _remember_queries(layer, rows, call, out, lse)
+    elif layer.competes and step.decides:
+        cache.choice.take_fixed(layer, step)
+    return out
+
+
+def _attend_and_choose(layer: CacheLayer, rows: Sequence[int], call: Call, keys: Keys, step: PromptStep) -> Tensor:
+    """Attention that also measures the layer, so that a layer can be cut before the next one's keys come."""
+    n_last = layer.cache.settings.n_last
+    n = min(n_last, call.q.shape[1])
+    out: Tensor
+    out, lse, mass = ops.prefill_attn_lazy(
+        call.q,
+        keys.k,
+        keys.v,
+        n_sink=layer.n_sink,
+        n_recent=layer.window.n_recent,
+        n_last=n_last,
+        scale=call.scale,
+        seq_start=keys.start,
+    )
+    if call.sink_logit is not None:
+        out, weight = apply_sink_logit(out, lse, call.sink_logit)
+        mass[:, :, -n:] = sink_logit_mass(mass[:, :, -n:], weight[:, :, -n:])
+    last = LastQueries(call.q[:, -n:], out[:, -n:], lse[:, :, -n:], call.scale, call.sink_logit)
+    signal = LayerSignal(
+        mass,
+        step.n_queries(n_last, rows, mass.device),
+        layer.window,
+        lambda: kept_attention(last, keys, layer.window),
+    )
+    layer.cache.choice.take(layer, signal, rows, step)
+    return out
+
+
+def _remember_queries(layer: CacheLayer, rows: Sequence[int], call: Call, out: Tensor, lse: Tensor) -> None:
+    n_last, n_rows = layer.cache.settings.n_last, len(layer.recent)
+    n = min(n_last, call.q.shape[1])
+    # Clones: views would keep the whole chunk's activations alive until the prompt ends.
+    last = LastQueries(call.q[:, -n:].clone(), out[:, -n:].clone(), lse[:, :, -n:].clone(), call.scale, call.sink_logit)
+    if len(rows) < n_rows:  # rows whose layer is a ring already have nothing to choose; their places stay empty
+        last = last.select([rows.index(row) if row in rows else 0 for row in range(n_rows)])
+    layer.last_queries = last if layer.last_queries is None else layer.last_queries.then(last, n_last)
+
+
+def signal_from_cache(layer: CacheLayer, lengths: Sequence[int], n_queries: Sequence[int]) -> LayerSignal:
+    """The signal of a prompt that came in chunks: its last queries over what is cached by now, the whole prompt."""
+    last = layer.last_queries
+    assert last is not None
+    keys = cached_keys(layer, range(len(lengths)), lengths)
+    mass = ops.retained_mass(
+        last.q,
+        keys.k,
+        last.lse,
+        n_sink=layer.n_sink,
+        n_recent=layer.window.n_recent,
+        scale=last.scale,
+        seq_start=keys.start,
+    )
+    if last.sink_logit is not None:
+        mass = sink_logit_mass(mass, torch.sigmoid(last.lse - last.sink_logit.float()[:, None]))
+    real = torch.tensor(n_queries, dtype=torch.int32, device=mass.device)
+    return LayerSignal(mass, real, layer.window, lambda: kept_attention(last, keys, layer.window))
+
+
+def kept_attention(last: LastQueries, keys: Keys, window: RetainedWindow) -> tuple[Tensor, Tensor]:
+    """The last queries' outputs over all keys and over the kept keys alone: :attr:`LayerSignal.kept_attention`.
+
+    Rows inside the window get no meaning; nothing is chosen on them.
+    """
+    n_keys, device = keys.k.shape[1], keys.k.device
+    n = min(last.q.shape[1], window.n_recent)  # queries that lie in the window themselves, so that they see every sink
+    size = min(window.size, n_keys)
+    sinks = torch.arange(min(window.n_sink, size), device=device)
+    recent = torch.arange(n_keys - (size - sinks.numel()), n_keys, device=device)
+    if keys.start is None:
+        index = torch.cat((sinks, recent))
+        k, v = keys.k[:, index], keys.v[:, index]
+    else:
+        start = keys.start[:, None].long()
+        per_row = torch.cat((start + sinks, recent.expand(start.shape[0], -1)), dim=1).clamp_max(n_keys - 1)
+        row = torch.arange(start.shape[0], device=device)[:, None]
+        k, v = keys.k[row, per_row], keys.v[row, per_row]
+    out, lse = ops.prefill_attn(last.q[:, -n:], k, v, scale=last.scale)
+    if last.sink_logit is not None:
+        out, _ = apply_sink_logit(out, lse, last.sink_logit)
+    return last.out[:, -n:], out
