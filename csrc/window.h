@@ -12,6 +12,32 @@
 
 namespace lighttransfer {
 
+// The positions of a run of tokens that a ring still stores when the run ends: [begin, sink_end)
+// and [recent_begin, end).
+struct KeptPositions {
+  int64_t begin, sink_end, recent_begin, end;
+
+  LT_HOST_DEVICE constexpr int64_t size() const { return sink_end - begin + (end - recent_begin); }
+
+  // The i-th of them, in order.
+  LT_HOST_DEVICE constexpr int64_t operator[](int64_t i) const {
+    const int64_t n_sink = sink_end - begin;
+    return i < n_sink ? begin + i : recent_begin + (i - n_sink);
+  }
+
+  // How many of them lie below `bound`, which is at most `end`.
+  LT_HOST_DEVICE constexpr int64_t size_below(int64_t bound) const {
+    const int64_t sinks = (bound < sink_end ? bound : sink_end) - begin;
+    return (sinks > 0 ? sinks : 0) + (bound > recent_begin ? bound - recent_begin : 0);
+  }
+
+  // How many of them, from the i-th on, are consecutive.
+  LT_HOST_DEVICE constexpr int64_t run(int64_t i) const {
+    const int64_t n_sink = sink_end - begin;
+    return i < n_sink ? n_sink - i : size() - i;
+  }
+};
+
 // Which keys a query may see (the streaming mask), or which survive a cut (the kept set).
 // n_recent < 0: no window, every key. A window with n_recent = 0 holds the sinks alone.
 struct RetainedWindow {
@@ -37,25 +63,13 @@ struct RetainedWindow {
   LT_HOST_DEVICE constexpr bool kept(int64_t j, int64_t length) const {
     return j < length && (j < n_sink || j >= recent_begin(length));
   }
-};
 
-// The positions of a run of tokens that a ring still stores when the run ends: [begin, sink_end)
-// and [recent_begin, end).
-struct KeptPositions {
-  int64_t begin, sink_end, recent_begin, end;
-
-  LT_HOST_DEVICE constexpr int64_t size() const { return sink_end - begin + (end - recent_begin); }
-
-  // The i-th of them, in order.
-  LT_HOST_DEVICE constexpr int64_t operator[](int64_t i) const {
-    const int64_t n_sink = sink_end - begin;
-    return i < n_sink ? begin + i : recent_begin + (i - n_sink);
-  }
-
-  // How many of them, from the i-th on, are consecutive.
-  LT_HOST_DEVICE constexpr int64_t run(int64_t i) const {
-    const int64_t n_sink = sink_end - begin;
-    return i < n_sink ? n_sink - i : size() - i;
+  // What of the positions [begin, end) is kept when a sequence of `end` tokens is cut to this
+  // window.
+  LT_HOST_DEVICE constexpr KeptPositions kept_positions(int64_t begin, int64_t end) const {
+    const int64_t recent = recent_begin(end);
+    const int64_t sink_end = n_sink < end ? n_sink : end;
+    return {begin, sink_end > begin ? sink_end : begin, recent > begin ? recent : begin, end};
   }
 };
 
@@ -84,17 +98,20 @@ struct Ring {
     return slot + (length - 1 - slot) / n_recent * n_recent;
   }
 
+  // The kept set that the ring stores.
+  LT_HOST_DEVICE constexpr RetainedWindow window() const {
+    return {n_sink, wraps() ? n_recent : -1};
+  }
+
   // First position still stored after `length` tokens, sinks excluded.
   LT_HOST_DEVICE constexpr int64_t recent_begin(int64_t length) const {
-    return RetainedWindow{n_sink, wraps() ? n_recent : -1}.recent_begin(length);
+    return window().recent_begin(length);
   }
 
   // What of the positions [begin, end) is stored once the sequence ends at `end`: the whole cache
   // for begin = 0, else what a chunk must write.
   LT_HOST_DEVICE constexpr KeptPositions kept(int64_t begin, int64_t end) const {
-    const int64_t recent = recent_begin(end);
-    const int64_t sink_end = n_sink < end ? n_sink : end;
-    return {begin, sink_end > begin ? sink_end : begin, recent > begin ? recent : begin, end};
+    return window().kept_positions(begin, end);
   }
 
   // How many positions, this one included, follow each other in memory before the ring wraps.

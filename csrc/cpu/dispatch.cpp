@@ -59,6 +59,14 @@ const char* isa_name() {
   return "baseline";
 }
 
+void run(const RetainedMassParams& p) {
+  dispatch(p);
+}
+
+void run(const LazyRatioParams& p) {
+  dispatch(p);
+}
+
 void run(const MergeStatesParams& p) {
   dispatch(p);
 }

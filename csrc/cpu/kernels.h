@@ -11,6 +11,8 @@ namespace lighttransfer::cpu {
 void run(const CompactKvParams& p);
 void run(const AppendKvParams& p);
 void run(const GatherKvParams& p);
+void run(const RetainedMassParams& p);
+void run(const LazyRatioParams& p);
 void run(const MergeStatesParams& p);
 void run(const StreamingDecodeParams& p);
 
@@ -20,6 +22,8 @@ int64_t workspace_bytes(const StreamingDecodeParams& p);
 // Every kernel that is compiled per instruction set. A copy takes the same params.
 #define LT_DECLARE_CPU_KERNELS(isa)         \
   namespace isa {                           \
+  void run(const RetainedMassParams& p);    \
+  void run(const LazyRatioParams& p);       \
   void run(const MergeStatesParams& p);     \
   void run(const StreamingDecodeParams& p); \
   }

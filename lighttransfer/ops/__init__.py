@@ -10,6 +10,16 @@ value that broke it.
 from .attention import prefill_attn
 from .decode import streaming_decode
 from .kv import append_kv_, compact_kv_, gather_kv
+from .mass import lazy_ratio, retained_mass
 from .state import merge_states
 
-__all__ = ["append_kv_", "compact_kv_", "gather_kv", "merge_states", "prefill_attn", "streaming_decode"]
+__all__ = [
+    "append_kv_",
+    "compact_kv_",
+    "gather_kv",
+    "lazy_ratio",
+    "merge_states",
+    "prefill_attn",
+    "retained_mass",
+    "streaming_decode",
+]
