@@ -5,12 +5,17 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <type_traits>
+
 #ifndef LIGHTTRANSFER_SIMULATOR
 #include "../cpu/kernels.h"
 #endif
 #ifdef LIGHTTRANSFER_WITH_CUDA
 #include "../cuda/kernels.h"
 #include "cuda_stream.h"
+#endif
+#ifdef LIGHTTRANSFER_SIMULATOR
+#include "simulator_buffers.h"
 #endif
 #include "namespace.h"
 
@@ -51,6 +56,12 @@ class CudaBackend {
 
   template <class Params>
   void run(const Params& params) const {
+#ifdef LIGHTTRANSFER_SIMULATOR
+    simulator::Buffers buffers(params);
+    if constexpr (has_workspace<Params>::value) {
+      buffers.bytes(params.workspace, workspace_bytes(params), true, "workspace");
+    }
+#endif
     cuda::run(params, launch_.stream());
   }
 
@@ -60,6 +71,12 @@ class CudaBackend {
   }
 
  private:
+#ifdef LIGHTTRANSFER_SIMULATOR
+  template <class P, class = void>
+  struct has_workspace : std::false_type {};
+  template <class P>
+  struct has_workspace<P, std::void_t<decltype(P::workspace)>> : std::true_type {};
+#endif
   CudaLaunchScope launch_;
 };
 #endif

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ._build import BUILD_DIR, compile_library, ensure_built, nvcc
+from ._build import BUILD_DIR, build_ops, compile_library, ensure_built, nvcc
 
 ensure_built()
 if str(BUILD_DIR) not in sys.path:
@@ -46,6 +46,7 @@ __all__ = [
     "kernel",
     "kernels",
     "load_library",
+    "load_ops",
     "load_ptx",
     "mutants",
     "nvcc",
@@ -62,6 +63,15 @@ __all__ = [
 def load_library(path: str | Path) -> ctypes.CDLL:
     """Loads a library that was linked with libcudasim.so; its kernels become known by name."""
     return ctypes.CDLL(str(path))
+
+
+def load_ops(build: Path | None = None) -> Path:
+    """Builds and loads ``torch.ops.lighttransfer_sim``: the project's CUDA kernels for CPU tensors."""
+    import torch
+
+    path = build_ops(build)
+    torch.ops.load_library(str(path))
+    return path
 
 
 def _span(array: Any) -> tuple[int, int, bool]:

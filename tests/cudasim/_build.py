@@ -104,3 +104,15 @@ def compile_library(source: Path, include: Sequence[Path] = (), flags: Sequence[
             ]
             _run(link)
     return library
+
+
+def build_ops(build: Path | None = None) -> Path:
+    """The project's ops over the CUDA launchers: target ``_sim`` of its CMake build, ``build/cmake`` by default."""
+    ensure_built()
+    root = SOURCE_DIR.parents[1]
+    build = build or Path(os.environ.get("LIGHTTRANSFER_BUILD_DIR", root / "build" / "cmake"))
+    if not (build / "build.ninja").exists():
+        raise RuntimeError(f"{build} holds no build of the project: run `LIGHTTRANSFER_CUDA=on pip install -e .` first")
+    with _locked(BUILD_DIR):
+        _run([_tool("cmake"), "--build", str(build), "--target", "_sim"])
+    return build / "_sim.so"
