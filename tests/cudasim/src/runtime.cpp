@@ -30,8 +30,12 @@ void Runtime::unregister_fatbin(void* handle) {
   for (auto it = fat_modules_.begin(); it != fat_modules_.end(); ++it) {
     if (it->get() != handle) continue;
     for (auto& [stub, name] : (*it)->functions) {
-      stubs_.erase(stub);
-      kernels_.erase(name);
+      auto entry = stubs_.find(stub);
+      if (entry == stubs_.end()) continue;
+      auto named = names_.find(name);
+      if (named != names_.end() && named->second == entry->second) names_.erase(named);
+      kernels_.erase(entry->second);
+      stubs_.erase(entry);
     }
     fat_modules_.erase(it);
     return;
@@ -62,14 +66,19 @@ void Runtime::load(FatModule& m) {
   for (auto& [stub, name] : m.functions) {
     for (auto& module : m.modules) {
       if (!module->has_entry(name)) continue;
-      auto entry = std::make_unique<KernelEntry>();
-      entry->name = name;
-      entry->module = module;
-      stubs_[stub] = entry.get();
-      kernels_[name] = std::move(entry);
+      stubs_[stub] = add_kernel(name, module);
       break;
     }
   }
+}
+
+KernelEntry* Runtime::add_kernel(const std::string& name, std::shared_ptr<PtxModule> module) {
+  auto entry = std::make_unique<KernelEntry>();
+  entry->name = name;
+  entry->module = std::move(module);
+  KernelEntry* k = names_[name] = entry.get();
+  kernels_[k] = std::move(entry);
+  return k;
 }
 
 void* Runtime::symbol_address(const void* host) {
@@ -100,13 +109,13 @@ KernelEntry* Runtime::by_stub(const void* stub) {
 KernelEntry* Runtime::by_name(const std::string& name) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   for (auto& m : fat_modules_) load(*m);
-  auto it = kernels_.find(name);
-  if (it != kernels_.end()) return it->second.get();
+  auto it = names_.find(name);
+  if (it != names_.end()) return it->second;
   KernelEntry* found = nullptr;
-  for (auto& [n, entry] : kernels_) {
+  for (auto& [n, entry] : names_) {
     if (n.find(name) == std::string::npos) continue;
     if (found) throw PtxError("more than one kernel's name contains " + name);
-    found = entry.get();
+    found = entry;
   }
   return found;
 }
@@ -114,19 +123,14 @@ KernelEntry* Runtime::by_name(const std::string& name) {
 void Runtime::load_text(const std::string& ptx) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   auto module = add_module(ptx);
-  for (const auto& name : module->entries()) {
-    auto entry = std::make_unique<KernelEntry>();
-    entry->name = name;
-    entry->module = module;
-    kernels_[name] = std::move(entry);
-  }
+  for (const auto& name : module->entries()) add_kernel(name, module);
 }
 
 std::vector<std::string> Runtime::kernel_names() {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   for (auto& m : fat_modules_) load(*m);
   std::vector<std::string> names;
-  for (auto& [name, entry] : kernels_) names.push_back(name);
+  for (auto& [name, entry] : names_) names.push_back(name);
   return names;
 }
 

@@ -90,8 +90,11 @@ class Runtime {
 
   std::recursive_mutex mutex_;
   std::vector<std::unique_ptr<FatModule>> fat_modules_;
+  KernelEntry* add_kernel(const std::string& name, std::shared_ptr<PtxModule> module);
   std::map<const void*, KernelEntry*> stubs_;
-  std::map<std::string, std::unique_ptr<KernelEntry>> kernels_;
+  std::map<std::string, KernelEntry*>
+      names_;  // of two kernels with one name the later: a template in two libraries
+  std::map<KernelEntry*, std::unique_ptr<KernelEntry>> kernels_;
   std::deque<std::shared_ptr<LaunchReport>> reports_;
   uint64_t launches_ = 0;
 };

@@ -134,6 +134,7 @@ RunResult run_warp(Warp& w, uint64_t quantum, uint64_t& executed) {
         w.reschedule();
         continue;
       case Step::kWaitLanes:
+        --counters[w.pc].executed;  // it will be executed when the others are here
         w.park(Split::State::kWaiting);
         if (w.reschedule()) continue;
         if (release_warp_sync(w) && w.reschedule()) continue;
