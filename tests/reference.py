@@ -92,6 +92,34 @@ def attention(
     return torch.einsum("bhqk,bkhd->bqhd", weights, values), lse
 
 
+def kept_mass(
+    q: Tensor,
+    k: Tensor,
+    *,
+    n_sink: int,
+    n_recent: int,
+    n_last: int,
+    scale: float | None = None,
+    seq_start: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """[B, H_q, n_last, 2]: the probabilities of all queries of a full causal pass, summed over the sinks and over the
+    other keys that a cut at the prompt's end keeps. Zeros where there is no real query."""
+    mask = _masks(q, k, seq_start, True, 0, -1)
+    scores = _scores(q, k, scale, dtype).to(torch.promote_types(dtype, torch.float32)).masked_fill(~mask, -torch.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)  # [B, H_q, S_q, S_k]
+    mass = weights.new_zeros(q.shape[0], q.shape[2], n_last, 2)
+    starts = [0] * q.shape[0] if seq_start is None else seq_start.tolist()
+    for b, start in enumerate(starts):
+        length = k.shape[1] - start
+        sinks = [start + j for j in range(length) if j < n_sink]
+        others = [start + j for j in range(length) if j >= n_sink and j >= length - n_recent]
+        n = min(n_last, q.shape[1], length)
+        for part, keys in enumerate((sinks, others)):
+            mass[b, :, n_last - n :, part] = weights[b, :, q.shape[1] - n :, keys].sum(-1)
+    return mass
+
+
 def assert_matches(got: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, **kwargs) -> None:
     """out and lse against fp64: lse first, the places of -inf before the values; then out, whose error may be twice
     that of plain torch in the same precision (and an output's own rounding, which no kernel can avoid)."""

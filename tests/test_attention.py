@@ -240,7 +240,7 @@ def test_errors_name_argument_rule_and_value(device):
 def test_seq_start_outside_the_keys(device, value):
     q, k, v = random_qkv(2, 7, 9, 4, 2, 64, BF16, device)
     starts = _starts(0, value, device=device)
-    if device == "cuda" or _library.namespace != "lighttransfer":  # only a host can read it: no fault is all
+    if device == "cuda":  # reading it would wait for the device: the kernels clamp it
         prefill_attn(q, k, v, seq_start=starts)
     else:
         with pytest.raises(ValueError, match=rf"seq_start must lie in \[0, 9\] in every row, got {value} in row 1"):

@@ -99,9 +99,32 @@ std::tuple<Tensor, Tensor> prefill_attn(const Tensor& q, const Tensor& k, const 
   return {state.out, state.lse};
 }
 
+template <class Backend>
+std::tuple<Tensor, Tensor, Tensor> prefill_attn_lazy(const Tensor& q, const Tensor& k,
+                                                     const Tensor& v, int64_t n_sink,
+                                                     int64_t n_recent, int64_t n_last,
+                                                     std::optional<double> scale,
+                                                     std::optional<Tensor> seq_start) {
+  const Checker check("prefill_attn_lazy", q, "q");
+  AttentionParams p = checked_params<Backend>(check, q, k, v, scale, true, seq_start);
+  p.mask = {0, -1};
+  p.window = checked_window(check, n_sink, n_recent, 0, p.n_keys);
+  check.range("n_last", n_last, 0, INT32_MAX);
+  p.n_last = n_last;
+  Tensor mass = new_output(q, {p.batch, p.n_heads, n_last, 2}, ScalarType::Float);
+  if (mass.numel() > 0) {
+    if (p.n_queries == 0 || p.n_keys == 0) torch::stable::zero_(mass);  // without a launch
+    p.mass = static_cast<float*>(mass.data_ptr());
+  }
+  const State state = run<Backend>(q, p);
+  return {state.out, state.lse, mass};
+}
+
 }  // namespace
 
 LT_REGISTER_CPU(prefill_attn)
 LT_REGISTER_CUDA(prefill_attn)
+LT_REGISTER_CPU(prefill_attn_lazy)
+LT_REGISTER_CUDA(prefill_attn_lazy)
 
 }  // namespace lighttransfer::bind

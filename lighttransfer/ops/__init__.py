@@ -7,7 +7,7 @@ for ``torch.compile``, and raises ``ValueError`` or ``TypeError`` with the argum
 value that broke it.
 """
 
-from .attention import prefill_attn
+from .attention import prefill_attn, prefill_attn_lazy
 from .decode import streaming_decode
 from .kv import append_kv_, compact_kv_, gather_kv
 from .mass import lazy_ratio, retained_mass
@@ -20,6 +20,7 @@ __all__ = [
     "lazy_ratio",
     "merge_states",
     "prefill_attn",
+    "prefill_attn_lazy",
     "retained_mass",
     "streaming_decode",
 ]

@@ -85,3 +85,81 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     batch, n_queries, n_heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((batch, n_heads, n_queries), dtype=torch.float32)
+
+
+def prefill_attn_lazy(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    n_sink: int,
+    n_recent: int,
+    n_last: int,
+    scale: float | None = None,
+    seq_start: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Full causal attention that also measures how lazy it is (LightTransfer, arXiv:2410.13846, section 4).
+
+    ``out`` and ``lse`` are those of :func:`prefill_attn`. ``mass`` says how much attention probability each of the
+    last queries puts on the keys that a cut to ``(n_sink, n_recent)`` at the end of the keys would keep: with
+    ``T = S_k - seq_start[b]`` real keys, those at positions ``j < n_sink`` (``mass[..., 0]``) and the others with
+    ``j >= T - n_recent`` (``mass[..., 1]``; a key that is both counts as a sink), no later than the query. It equals
+    :func:`retained_mass` of the last queries, without a call of its own.
+
+    Args:
+        q: ``[B, S_q, H_q, D]``, fp16, bf16 or (CPU) fp32.
+        k, v: ``[B, S_k, H_kv, D]`` in q's dtype.
+        n_sink, n_recent: the window, both at least 0.
+        n_last: how many of the last queries to measure.
+        scale: of the scores before the softmax, positive; None: ``1 / sqrt(D)``.
+        seq_start: int32 ``[B]`` in ``[0, S_k]``, the first real token of a left-padded row; None: 0 in every row.
+
+    Returns:
+        ``out [B, S_q, H_q, D]`` in q's dtype, ``lse [B, H_q, S_q]`` in fp32 and ``mass [B, H_q, n_last, 2]`` in fp32.
+        ``mass[:, :, -1]`` belongs to the last query; of row ``b`` the last
+        ``min(n_last, S_q, S_k - seq_start[b])`` are real queries, and the rows before them are zeros.
+
+    Raises:
+        ValueError: shapes, devices, strides or numbers that do not fit.
+        TypeError: dtypes that do not fit.
+
+    Example:
+        >>> import torch
+        >>> from lighttransfer.ops import prefill_attn_lazy
+        >>> q, k = torch.zeros(1, 8, 4, 8), torch.zeros(1, 8, 2, 8)
+        >>> out, lse, mass = prefill_attn_lazy(q, k, k, n_sink=1, n_recent=2, n_last=2)
+        >>> (mass[0, 0] * torch.tensor([[7], [8]])).round().tolist()
+        [[1.0, 1.0], [1.0, 2.0]]
+    """
+    result: tuple[Tensor, Tensor, Tensor] = call(
+        "prefill_attn_lazy",
+        q,
+        k,
+        v,
+        n_sink=n_sink,
+        n_recent=n_recent,
+        n_last=n_last,
+        scale=scale,
+        seq_start=seq_start,
+    )
+    return result
+
+
+@torch.library.register_fake("lighttransfer::prefill_attn_lazy")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    n_sink: int,
+    n_recent: int,
+    n_last: int,
+    scale: float | None = None,
+    seq_start: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, n_queries, n_heads, _ = q.shape
+    return (
+        q.new_empty(q.shape),
+        q.new_empty((batch, n_heads, n_queries), dtype=torch.float32),
+        q.new_empty((batch, n_heads, n_last, 2), dtype=torch.float32),
+    )
