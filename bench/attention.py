@@ -1,6 +1,7 @@
 """What attention over a prompt costs, in ratios measured side by side in one run.
 
   python bench/attention.py [--lengths 1024 2048 4096] [--json]
+  python bench/attention.py --threads 1 --clock cpu   where other programs keep the machine busy
 
 1. plain: prefill_attn against torch's scaled_dot_product_attention on the same causal input.
 2. identification: prefill_attn_lazy against prefill_attn.
@@ -42,28 +43,29 @@ def machine() -> str:
     return f"{device}; {torch.backends.cpu.get_cpu_capability()}; torch {torch.__version__}"
 
 
-def timed(function: Function, device: str) -> float:
+def timed(function: Function, args: argparse.Namespace) -> float:
     """Milliseconds."""
-    if device == "cuda":
+    clock = {"wall": time.perf_counter, "cpu": time.process_time}[args.clock]
+    if args.device == "cuda":
         torch.cuda.synchronize()
-    begin = time.perf_counter()
+    begin = clock()
     function()
-    if device == "cuda":
+    if args.device == "cuda":
         torch.cuda.synchronize()
-    return (time.perf_counter() - begin) * 1e3
+    return (clock() - begin) * 1e3
 
 
-def compare(ours: Function, other: Function, device: str, rounds: int) -> dict[str, float]:
+def compare(ours: Function, other: Function, args: argparse.Namespace) -> dict[str, float]:
     """Medians of both times and of their ratio, both timed in turn and in alternating order."""
     ours(), other()
     pairs = []
-    for i in range(rounds):
+    for i in range(args.rounds):
         if i % 2 == 0:
-            mine = timed(ours, device)
-            pairs.append((mine, timed(other, device)))
+            mine = timed(ours, args)
+            pairs.append((mine, timed(other, args)))
         else:
-            theirs = timed(other, device)
-            pairs.append((timed(ours, device), theirs))
+            theirs = timed(other, args)
+            pairs.append((timed(ours, args), theirs))
     return {
         "ms": statistics.median(a for a, _ in pairs),
         "other_ms": statistics.median(b for _, b in pairs),
@@ -113,16 +115,19 @@ def main() -> None:
     parser.add_argument("--n-recent", type=int, default=1020)
     parser.add_argument("--n-last", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: processor time of this process")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
 
     results = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("attention", total=3 * len(args.lengths))
         for length in args.lengths:
             for question, ours_name, other_name, ours, other in cases(args, length):
-                measured = compare(ours, other, args.device, args.rounds)
+                measured = compare(ours, other, args)
                 results.append({"question": question, "length": length, "of": ours_name, "to": other_name, **measured})
                 progress.advance(task)
 
@@ -131,13 +136,13 @@ def main() -> None:
         return
     shape = f"B={args.batch} H={args.heads}/{args.kv_heads} D={args.head_dim} {args.dtype}"
     window = f"window {args.n_sink} + {args.n_recent}, n_last {args.n_last}"
-    table = Table(title=f"{shape}, {window}, medians of {args.rounds} rounds", caption=machine())
-    for column in ("question", "S", "this", "ms", "against", "ms", "ratio"):
-        table.add_column(column, justify="right" if column in ("S", "ms", "ratio") else "left")
+    table = Table(title=f"{shape}, {window},\nmedians of {args.rounds} rounds, {args.clock} clock", caption=machine())
+    for column in ("S", "this", "ms", "against", "ms", "ratio"):
+        table.add_column(column, justify="left" if column in ("this", "against") else "right", no_wrap=True)
     for question in ("plain", "identification", "streaming"):
         for r in (r for r in results if r["question"] == question):
             numbers = f"{r['ms']:.2f}", r["to"], f"{r['other_ms']:.2f}", f"{r['ratio']:.3f}"
-            table.add_row(question, str(r["length"]), r["of"], *numbers)
+            table.add_row(str(r["length"]), r["of"], *numbers)
         table.add_section()
     Console().print(table)
 

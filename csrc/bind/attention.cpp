@@ -88,7 +88,7 @@ State run(const Tensor& q, AttentionParams& p) {
 template <class Backend>
 std::tuple<Tensor, Tensor> prefill_attn(const Tensor& q, const Tensor& k, const Tensor& v,
                                         std::optional<double> scale, bool causal, int64_t n_sink,
-                                        int64_t n_recent, std::optional<Tensor> seq_start) {
+                                        int64_t n_recent, const std::optional<Tensor>& seq_start) {
   const Checker check("prefill_attn", q, "q");
   AttentionParams p = checked_params<Backend>(check, q, k, v, scale, causal, seq_start);
   p.mask = checked_window(check, n_sink, n_recent, -1, p.n_keys);
@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor, Tensor> prefill_attn_lazy(const Tensor& q, const Tens
                                                      const Tensor& v, int64_t n_sink,
                                                      int64_t n_recent, int64_t n_last,
                                                      std::optional<double> scale,
-                                                     std::optional<Tensor> seq_start) {
+                                                     const std::optional<Tensor>& seq_start) {
   const Checker check("prefill_attn_lazy", q, "q");
   AttentionParams p = checked_params<Backend>(check, q, k, v, scale, true, seq_start);
   p.mask = {0, -1};
