@@ -49,7 +49,7 @@ struct AttentionParams {
   DType dtype;
   int64_t batch, n_queries, n_keys, n_heads, n_kv_heads, head_dim;
   float scale;
-  bool causal;  // bottom-right aligned: query i stands at key S_k - S_q + i
+  bool causal;            // bottom-right aligned: query i stands at key S_k - S_q + i
   RetainedWindow mask;    // the streaming mask, unlimited: plain attention
   RetainedWindow window;  // the window whose mass is measured
   int64_t n_last;
@@ -141,7 +141,7 @@ struct StreamingDecodeParams {
 struct MergeStatesParams {
   Activation out_a, out_b, out;  // [B, S, H, D]
   const float *lse_a, *lse_b;    // [B, H, S]
-  float* lse;                   // [B, H, S]
+  float* lse;                    // [B, H, S]
   int64_t lse_a_strides[3], lse_b_strides[3], lse_strides[3];
   DType dtype;
   int64_t batch, n_tokens, n_heads, head_dim;

@@ -68,5 +68,7 @@ Tensor lazy_ratio(const Tensor& mass, const std::optional<Tensor>& n_queries) {
 
 LT_REGISTER_CPU(retained_mass)
 LT_REGISTER_CPU(lazy_ratio)
+LT_REGISTER_CUDA(retained_mass)
+LT_REGISTER_CUDA(lazy_ratio)
 
 }  // namespace lighttransfer::bind

@@ -112,8 +112,10 @@ __global__ void __launch_bounds__(kMassThreads, 1)
   for (int half = 0; half < 2; ++half) {
     rows[half] = mass_row(p, kv_head, row_tile * kMassRows + warp * 16 + lane / 4 + half * 8);
     const MassRow& r = rows[half];
-    const float lse = r.valid ? p.lse[b * p.lse_batch_stride + r.head * p.lse_head_stride + r.query]
-                              : -CUDART_INF_F;
+    const float lse =
+        r.valid
+            ? p.lse[b * p.lse_strides[0] + r.head * p.lse_strides[1] + r.query * p.lse_strides[2]]
+            : -CUDART_INF_F;
     base[half] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * kLog2E;
     position[half] = length - p.n_queries + r.query;
   }
