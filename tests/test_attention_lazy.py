@@ -75,10 +75,21 @@ def test_equals_retained_mass(device):
     torch.testing.assert_close(mass, want, rtol=1e-5, atol=2e-6)
 
 
-def test_no_window_is_exceeded_by_a_short_prompt(device):
-    q, k, v = random_qkv(3, 64, 64, 4, 2, 64, BF16, device)
-    mass = prefill_attn_lazy(q, k, v, n_sink=4, n_recent=60, n_last=32)[2]
-    torch.testing.assert_close(lazy_ratio(mass), torch.ones(3, device=device), rtol=0, atol=1e-4)
+@pytest.mark.parametrize("n_keys", [20, 64])
+def test_a_prompt_inside_the_window_is_all_kept(device, n_keys):
+    q, k, v = random_qkv(3, n_keys, n_keys, 4, 2, 64, BF16, device)
+    mass = prefill_attn_lazy(q, k, v, n_sink=4, n_recent=60, n_last=20)[2]
+    torch.testing.assert_close(mass.sum(-1), torch.ones(3, 4, 20, device=device), rtol=0, atol=1e-6)
+    torch.testing.assert_close(lazy_ratio(mass), torch.ones(3, device=device), rtol=0, atol=1e-6)
+
+
+def test_mass_is_a_probability(device):
+    q, k, v = random_qkv(3, 65, 65, 4, 2, 64, BF16, device)
+    k[:, 4].fill_(-2)  # the only key that the window drops has next to no mass
+    q.abs_()
+    mass = prefill_attn_lazy(q, k, v, n_sink=4, n_recent=60, n_last=20)[2]
+    assert (mass >= 0).all()
+    assert (mass.sum(-1) <= 1 + 1e-6).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 5, 4, 2), (2, 0, 5, 4, 2), (2, 5, 0, 4, 2), (2, 5, 5, 0, 0)])

@@ -293,26 +293,6 @@ class Attention {
   Tensor out_, lse_;
 };
 
-// The mass of the last queries, from the LSE of the pass.
-void measure_mass(const AttentionParams& p, const Tensor& lse) {
-  RetainedMassParams m{};
-  m.n_queries = std::min(p.n_last, p.n_queries), m.n_last = p.n_last;
-  const int64_t first = p.n_queries - m.n_queries;
-  const int64_t element = p.dtype == DType::kFloat32 ? 4 : 2;
-  m.q = p.q, m.k = p.k;
-  m.q.data = static_cast<char*>(p.q.data) + first * p.q.token_stride * element;
-  m.lse = static_cast<const float*>(lse.data_ptr()) + first;
-  for (int i = 0; i < 3; ++i) m.lse_strides[i] = lse.stride(i);
-  m.mass = p.mass;
-  m.seq_start = p.seq_start;
-  m.dtype = p.dtype;
-  m.batch = p.batch, m.n_keys = p.n_keys;
-  m.n_heads = p.n_heads, m.n_kv_heads = p.n_kv_heads, m.head_dim = p.head_dim;
-  m.scale = p.scale;
-  m.window = p.window;
-  cpu::run(m);
-}
-
 }  // namespace
 
 AttentionResult attend(const AttentionParams& p) {

@@ -15,4 +15,7 @@ struct AttentionResult {
 // Computes p.mass too where it is asked for; ignores p.out and p.lse. No size is 0.
 AttentionResult attend(const AttentionParams& p);
 
+// p.mass from the LSE of the pass.
+void measure_mass(const AttentionParams& p, const torch::stable::Tensor& lse);
+
 }  // namespace lighttransfer::cpu
