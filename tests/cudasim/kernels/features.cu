@@ -22,22 +22,39 @@ __global__ void collatz(const int* start, int* steps, int n) {
 __global__ void dense_switch(const int* op, const int* x, int* y) {
   int i = threadIdx.x, v = x[i];
   switch (op[i]) {
-    case 0: v = v * 3 + 1; break;
-    case 1: v = v ^ 0x55; break;
-    case 2: v = __popc(v); break;
-    case 3: v = -v; break;
-    case 4: v = v * v; break;
-    case 5: v = v / 7; break;
-    case 6: v = v % 11; break;
-    default: v = 1234;
+    case 0:
+      v = v * 3 + 1;
+      break;
+    case 1:
+      v = v ^ 0x55;
+      break;
+    case 2:
+      v = __popc(v);
+      break;
+    case 3:
+      v = -v;
+      break;
+    case 4:
+      v = v * v;
+      break;
+    case 5:
+      v = v / 7;
+      break;
+    case 6:
+      v = v % 11;
+      break;
+    default:
+      v = 1234;
   }
   y[i] = v;
 }
 
-__global__ void warp_reduce(const float* x, float* sum, float* prefix, unsigned* ballot, int* any_all) {
+__global__ void warp_reduce(const float* x, float* sum, float* prefix, unsigned* ballot,
+                            int* any_all) {
   int i = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
   float v = x[i], total = v, scan = v;
-  for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xFFFFFFFF, total, offset);
+  for (int offset = 16; offset > 0; offset /= 2)
+    total += __shfl_xor_sync(0xFFFFFFFF, total, offset);
   for (int offset = 1; offset < 32; offset *= 2) {
     float below = __shfl_up_sync(0xFFFFFFFF, scan, offset);
     if (lane >= offset) scan += below;
@@ -70,7 +87,8 @@ __global__ void divergent_shuffle(const int* x, int* y) {
 
 __global__ void block_vote(const int* x, int* count, int* all, int* any) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
-  int n = __syncthreads_count(x[i] > 0), a = __syncthreads_and(x[i] > -3), o = __syncthreads_or(x[i] > 3);
+  int n = __syncthreads_count(x[i] > 0), a = __syncthreads_and(x[i] > -3),
+      o = __syncthreads_or(x[i] > 3);
   count[i] = n;
   all[i] = a != 0;
   any[i] = o != 0;
@@ -80,7 +98,8 @@ __global__ void histogram(const int* x, int* global_bins, int n) {
   __shared__ int bins[16];
   if (threadIdx.x < 16) bins[threadIdx.x] = 0;
   __syncthreads();
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) atomicAdd(&bins[x[i] & 15], 1);
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    atomicAdd(&bins[x[i] & 15], 1);
   __syncthreads();
   if (threadIdx.x < 16) atomicAdd(&global_bins[threadIdx.x], bins[threadIdx.x]);
 }
@@ -114,7 +133,9 @@ __global__ void variables(float* out) {
 }
 
 // An array that is indexed at run time: it lives in local memory, reached by generic addresses too.
-__device__ __noinline__ int pick(const int* a, int i) { return a[i] + 1; }
+__device__ __noinline__ int pick(const int* a, int i) {
+  return a[i] + 1;
+}
 __global__ void local_arrays(const int* x, int* y) {
   int a[16];
   for (int k = 0; k < 16; ++k) a[k] = x[k] * (threadIdx.x + 1);
@@ -138,13 +159,16 @@ struct Block {
   double b;
   char c;
 };
-__global__ void struct_parameter(Block block, const __grid_constant__ Block by_address, double* out) {
+__global__ void struct_parameter(Block block, const __grid_constant__ Block by_address,
+                                 double* out) {
   const Block* p = &by_address;
   out[0] = block.a[0] + block.a[2] * block.b + block.c;
   out[1] = p->a[threadIdx.x + 1] + p->b;
 }
 
-__global__ void say(int x, double d) { printf("thread %d says %.2f and %s%%\n", threadIdx.x + x, d, "text"); }
+__global__ void say(int x, double d) {
+  printf("thread %d says %.2f and %s%%\n", threadIdx.x + x, d, "text");
+}
 
 __global__ void asserts(int x) {
   assert(x <= 3);
@@ -176,9 +200,10 @@ __global__ void async_copies(const float4* x, float4* y, int valid_bytes) {
   int i = threadIdx.x;
   unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(&stage[i]));
   unsigned to2 = static_cast<unsigned>(__cvta_generic_to_shared(&stage[blockDim.x + i]));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\ncp.async.commit_group;" ::"r"(to), "l"(x + i));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\ncp.async.commit_group;" ::"r"(to2), "l"(x + blockDim.x + i),
-               "r"(i % 2 ? valid_bytes : 0));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\ncp.async.commit_group;" ::"r"(to),
+               "l"(x + i));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\ncp.async.commit_group;" ::"r"(to2),
+               "l"(x + blockDim.x + i), "r"(i % 2 ? valid_bytes : 0));
   asm volatile("cp.async.wait_group 1;" ::: "memory");
   __syncthreads();
   y[i] = stage[(i + 1) % blockDim.x];

@@ -164,7 +164,7 @@ int Decoder::add_branch_table(const std::vector<int>& targets) {
 }
 
 void Decoder::note_shared_write(int bytes) {
-  int shift = bytes >= 4 ? 2 : bytes == 2 ? 1 : 0;
+  const int shift = bytes == 2 ? 1 : 2;  // bytes split their granule, one by one
   program_.granule_shift = std::min(program_.granule_shift, shift);
 }
 

@@ -6,25 +6,35 @@ namespace cudasim {
 
 namespace {
 
-// The member mask of a *.sync instruction. False: other live lanes of it have yet to arrive, so the
-// split waits.
-bool members_present(Warp& w, uint32_t mask, uint32_t members) {
-  return (members & w.live & ~mask) == 0;
+// Runs a *.sync instruction for each group of lanes that name the same members; a[kMembers] holds
+// the member masks. The split waits while live members of any group have yet to arrive.
+using GroupFn = void (*)(Warp&, const Inst&, uint32_t group);
+template <GroupFn kRun, int kMembers>
+Step grouped(Warp& w, const Inst& i, uint32_t mask) {
+  const uint32_t* members = in<uint32_t>(w, i.a[kMembers]);
+  uint32_t groups[kWarpSize];
+  int n = 0;
+  for (uint32_t rest = mask; rest; rest &= ~groups[n++]) {
+    const int first = __builtin_ctz(rest);
+    uint32_t group = 0;
+    for (int l = first; l < kWarpSize; ++l) group |= uint32_t(members[l] == members[first]) << l;
+    group &= mask;
+    if (members[first] & w.live & ~group) {
+      if (!(members[first] & w.active & ~group)) return Step::kWaitLanes;
+      w.cta->report("sync_mask", w.pc, &w, first,
+                    "lanes that execute this together name different members");
+    }
+    if (group & ~members[first]) {
+      w.cta->report("sync_mask", w.pc, &w, __builtin_ctz(group & ~members[first]),
+                    "the executing lane is not in its own member mask");
+    }
+    groups[n] = group;
+  }
+  for (int k = 0; k < n; ++k) kRun(w, i, groups[k]);
+  return Step::kNext;
 }
 
-uint32_t members_of(Warp& w, int32_t offset, uint32_t mask) {
-  const uint32_t* m = in<uint32_t>(w, offset);
-  uint32_t members = m[__builtin_ctz(mask)];
-  uint32_t outside = mask & ~members;
-  if (outside)
-    w.cta->report("sync_mask", w.pc, &w, __builtin_ctz(outside),
-                  "the executing lane is not in its own member mask");
-  return members;
-}
-
-Step shfl(Warp& w, const Inst& i, uint32_t mask) {
-  uint32_t members = members_of(w, i.a[5], mask);
-  if (!members_present(w, mask, members)) return Step::kWaitLanes;
+void shfl(Warp& w, const Inst& i, uint32_t mask) {
   const uint32_t *a = in<uint32_t>(w, i.a[2]), *b = in<uint32_t>(w, i.a[3]),
                  *c = in<uint32_t>(w, i.a[4]);
   uint32_t result[kWarpSize], valid = 0, inactive = 0;
@@ -67,7 +77,6 @@ Step shfl(Warp& w, const Inst& i, uint32_t mask) {
   for (int l = 0; l < kWarpSize; ++l)
     if (mask >> l & 1) d[l] = result[l];
   pred_out(w, i.a[1], mask, valid);
-  return Step::kNext;
 }
 
 bool decode_shfl(Decoder& d, const PtxInst& p, Inst& o) {
@@ -78,13 +87,11 @@ bool decode_shfl(Decoder& d, const PtxInst& p, Inst& o) {
   for (int k = 1; k <= 3; ++k) o.a[1 + k] = d.src(x.at(k), 4);
   o.a[5] = d.src(x.at(4), 4);
   o.p[0] = p.has("up") ? 0 : p.has("down") ? 1 : p.has("bfly") ? 2 : 3;
-  o.fn = shfl;
+  o.fn = grouped<shfl, 5>;
   return true;
 }
 
-Step vote(Warp& w, const Inst& i, uint32_t mask) {
-  uint32_t members = members_of(w, i.a[2], mask);
-  if (!members_present(w, mask, members)) return Step::kWaitLanes;
+void vote(Warp& w, const Inst& i, uint32_t mask) {
   const uint32_t p = pred_in(w, i.a[1], i.negate[0]) & mask;
   switch (i.p[0]) {
     case 0:
@@ -102,7 +109,6 @@ Step vote(Warp& w, const Inst& i, uint32_t mask) {
         if (mask >> l & 1) d[l] = p;
     }
   }
-  return Step::kNext;
 }
 
 bool decode_vote(Decoder& d, const PtxInst& p, Inst& o) {
@@ -112,14 +118,12 @@ bool decode_vote(Decoder& d, const PtxInst& p, Inst& o) {
   o.a[1] = d.pred(p.operands.at(1));
   o.negate[0] = p.operands[1].negated;
   o.a[2] = d.src(p.operands.at(2), 4);
-  o.fn = vote;
+  o.fn = grouped<vote, 2>;
   return true;
 }
 
 template <class T>
-Step match(Warp& w, const Inst& i, uint32_t mask) {
-  uint32_t members = members_of(w, i.a[3], mask);
-  if (!members_present(w, mask, members)) return Step::kWaitLanes;
+void match(Warp& w, const Inst& i, uint32_t mask) {
   const T* a = in<T>(w, i.a[2]);
   uint32_t r[kWarpSize] = {}, same = 0;
   for (int l = 0; l < kWarpSize; ++l)
@@ -130,7 +134,6 @@ Step match(Warp& w, const Inst& i, uint32_t mask) {
   for (int l = 0; l < kWarpSize; ++l)
     if (mask >> l & 1) d[l] = i.p[0] ? (same >> l & 1 ? mask : 0) : r[l];
   if (i.p[0]) pred_out(w, i.a[1], mask, same);
-  return Step::kNext;
 }
 
 bool decode_match(Decoder& d, const PtxInst& p, Inst& o) {
@@ -141,13 +144,11 @@ bool decode_match(Decoder& d, const PtxInst& p, Inst& o) {
   o.a[1] = d.second(p.operands[0]);
   o.a[2] = d.src(p.operands.at(1), size);
   o.a[3] = d.src(p.operands.at(2), 4);
-  o.fn = size == 8 ? match<uint64_t> : match<uint32_t>;
+  o.fn = size == 8 ? grouped<match<uint64_t>, 3> : grouped<match<uint32_t>, 3>;
   return true;
 }
 
-Step redux(Warp& w, const Inst& i, uint32_t mask) {
-  uint32_t members = members_of(w, i.a[2], mask);
-  if (!members_present(w, mask, members)) return Step::kWaitLanes;
+void redux(Warp& w, const Inst& i, uint32_t mask) {
   const uint32_t* a = in<uint32_t>(w, i.a[1]);
   uint32_t r = a[__builtin_ctz(mask)];
   for (uint32_t m = mask & (mask - 1); m; m &= m - 1) {
@@ -175,7 +176,6 @@ Step redux(Warp& w, const Inst& i, uint32_t mask) {
   uint32_t* d = out<uint32_t>(w, i.a[0]);
   for (int l = 0; l < kWarpSize; ++l)
     if (mask >> l & 1) d[l] = r;
-  return Step::kNext;
 }
 
 bool decode_redux(Decoder& d, const PtxInst& p, Inst& o) {
@@ -191,7 +191,7 @@ bool decode_redux(Decoder& d, const PtxInst& p, Inst& o) {
   o.a[0] = d.dst(p.operands.at(0), 4);
   o.a[1] = d.src(p.operands.at(1), 4);
   o.a[2] = d.src(p.operands.at(2), 4);
-  o.fn = redux;
+  o.fn = grouped<redux, 2>;
   return true;
 }
 
@@ -211,11 +211,12 @@ bool decode_activemask(Decoder& d, const PtxInst& p, Inst& o) {
 
 }  // namespace
 
+static void sync_group(Warp& w, const Inst&, uint32_t group) {
+  w.cta->shadow.warp_sync(w, group, w.live);
+}
+
 Step warp_sync(Warp& w, const Inst& i, uint32_t mask) {
-  uint32_t members = members_of(w, i.a[0], mask);
-  if (!members_present(w, mask, members)) return Step::kWaitLanes;
-  w.cta->shadow.warp_sync(w, mask, w.live);
-  return Step::kNext;
+  return grouped<sync_group, 0>(w, i, mask);
 }
 
 void register_warp(DecodeTable& t) {

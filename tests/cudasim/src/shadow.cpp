@@ -24,6 +24,9 @@ void SharedShadow::begin_cta(Cta& cta, int warps, int64_t bytes, int granule_shi
     read_.assign(plane_ * warps, 0);
     time_ = 1;
   }
+  for (const auto& [granule, pieces] : split_)
+    if (granule < plane_) written_[granule] = 0;
+  split_.clear();
   start_ = ++time_;
   known_.assign(size_t(warps) * warps, start_ - 1);
   horizon_.assign(warps, start_ - 1);
@@ -91,10 +94,10 @@ std::string SharedShadow::thread_name(int warp, uint32_t lane) const {
 }
 
 void SharedShadow::report(Warp& w, int pc, int lane, const char* kind, const std::string& what,
-                          int64_t granule, int other_pc) {
+                          int64_t offset, int other_pc) {
   char where[64];
   std::snprintf(where, sizeof where, " at shared offset 0x%llx",
-                static_cast<unsigned long long>(granule << shift_));
+                static_cast<unsigned long long>(offset));
   std::string message = what + where;
   if (other_pc >= 0) {
     Finding other;
@@ -105,20 +108,24 @@ void SharedShadow::report(Warp& w, int pc, int lane, const char* kind, const std
   cta_->report(kind, pc, &w, lane, message);
 }
 
-bool SharedShadow::check_read(Warp& w, int pc, int lane, int64_t granule, bool collective) {
-  uint32_t t = written_[granule];
+SharedShadow::Cell SharedShadow::cell(int64_t g) {
+  return {&written_[g], &writer_pc_[g], &read_[g], plane_, g << shift_, 1 << shift_};
+}
+
+bool SharedShadow::check_read(Warp& w, int pc, int lane, const Cell& c, bool collective) {
+  uint32_t t = *c.written;
   uint32_t time = (t & ~kInFlight) >> kTimeShift, u_lane = t & kLaneMask;
   int u = t >> kWarpShift & 31;
   if (time < start_) {
     report(w, pc, lane, "shared_uninitialized_read",
-           "a read of memory that no thread of the block has written", granule, -1);
+           "a read of memory that no thread of the block has written", c.offset, -1);
     return false;
   }
   if (t & kInFlight) {
     report(w, pc, lane, "cp_async_in_flight",
            "a read of data that a cp.async of " + thread_name(u, u_lane) +
                " is still copying; its thread has not waited for it",
-           granule, writer_pc_[granule]);
+           c.offset, *c.writer_pc);
     return false;
   }
   if (ordered(w, collective ? kWarpSize : lane, time, u, u_lane)) return true;
@@ -126,43 +133,42 @@ bool SharedShadow::check_read(Warp& w, int pc, int lane, int64_t granule, bool c
          u == w.id ? "a read of what another lane of the same warp (" + thread_name(u, u_lane) +
                          ") wrote, with no __syncwarp between"
                    : "a read of what " + thread_name(u, u_lane) + " wrote, with no barrier between",
-         granule, writer_pc_[granule]);
+         c.offset, *c.writer_pc);
   return false;
 }
 
-bool SharedShadow::check_write(Warp& w, int pc, int lane, int64_t granule, bool atomic,
+bool SharedShadow::check_write(Warp& w, int pc, int lane, const Cell& c, bool atomic,
                                const uint8_t* data) {
-  uint32_t t = written_[granule];
+  uint32_t t = *c.written;
   uint32_t time = (t & ~kInFlight) >> kTimeShift, u_lane = t & kLaneMask;
   int u = t >> kWarpShift & 31;
   if (time >= start_) {
     if (t & kInFlight) {
       report(w, pc, lane, "cp_async_in_flight",
-             "a write over a cp.async of " + thread_name(u, u_lane) + " in flight", granule,
-             writer_pc_[granule]);
+             "a write over a cp.async of " + thread_name(u, u_lane) + " in flight", c.offset,
+             *c.writer_pc);
       return false;
     }
     bool both_atomic = atomic && u_lane == kAtomicLane;
     if (!both_atomic && !ordered(w, lane, time, u, u_lane)) {
-      bool same_value =
-          data && std::memcmp(data, cta_->shared + (granule << shift_), size_t(1) << shift_) == 0;
+      bool same_value = data && std::memcmp(data, cta_->shared + c.offset, c.bytes) == 0;
       if (!same_value) {
         report(w, pc, lane, "shared_race",
                "a write over what " + thread_name(u, u_lane) + " wrote, with no " +
                    (u == w.id ? "__syncwarp" : "barrier") + " between",
-               granule, writer_pc_[granule]);
+               c.offset, *c.writer_pc);
         return false;
       }
     }
   }
   for (int v = 0; v < warps_; ++v) {
-    uint32_t r = read_[v * plane_ + granule];
+    uint32_t r = c.read[v * c.stride];
     uint32_t r_time = r >> kWarpShift, r_lane = r & kLaneMask;
     if (r_time < start_ || ordered(w, lane, r_time, v, r_lane)) continue;
     report(w, pc, lane, "shared_race",
            "a write over what " + thread_name(v, r_lane) + " read, with no " +
                (v == w.id ? "__syncwarp" : "barrier") + " between",
-           granule, -1);
+           c.offset, -1);
     return false;
   }
   return true;
@@ -193,7 +199,7 @@ uint32_t SharedShadow::read_n(Warp& w, int pc, uint32_t mask, const uint32_t* of
   for (uint32_t m = suspicious; m; m &= m - 1) {
     int lane = __builtin_ctz(m);
     for (int i = 0; i < N; ++i)
-      if (!check_read(w, pc, lane, (offset[lane] >> shift_) + i, collective)) {
+      if (!read_pieces(w, pc, lane, (offset[lane] >> shift_) + i, collective)) {
         found |= 1u << lane;
         break;
       }
@@ -204,8 +210,8 @@ uint32_t SharedShadow::read_n(Warp& w, int pc, uint32_t mask, const uint32_t* of
 uint32_t SharedShadow::read(Warp& w, int pc, uint32_t mask, const uint32_t* offset, int bytes,
                             bool collective) {
   if (!enabled_) return 0;
+  if (bytes < 1 << shift_) return access_bytes(w, pc, mask, offset, bytes, 0, nullptr, false);
   switch (bytes >> shift_) {
-    case 0:
     case 1:
       return read_n<1>(w, pc, mask, offset, collective);
     case 2:
@@ -241,8 +247,8 @@ uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* o
   for (uint32_t m = suspicious; m; m &= m - 1) {
     int lane = __builtin_ctz(m);
     for (int i = 0; i < N; ++i)
-      if (!check_write(w, pc, lane, (offset[lane] >> shift_) + i, atomic,
-                       data ? data[lane] + (i << shift_) : nullptr)) {
+      if (!check_granule_write(w, pc, lane, (offset[lane] >> shift_) + i, atomic,
+                               data ? data[lane] + (i << shift_) : nullptr)) {
         found |= 1u << lane;
         break;
       }
@@ -272,8 +278,8 @@ uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* o
           std::memcmp(data[lane] + (i << shift_), data[other] + skip, size_t(1) << shift_) == 0)
         continue;
       report(w, pc, lane, "shared_race",
-             "two lanes (" + thread_name(w.id, other) + " too) of one instruction write", g + i,
-             -1);
+             "two lanes (" + thread_name(w.id, other) + " too) of one instruction write",
+             (g + i) << shift_, -1);
       found |= 1u << lane;
       break;
     }
@@ -284,8 +290,8 @@ uint32_t SharedShadow::write_n(Warp& w, int pc, uint32_t mask, const uint32_t* o
 uint32_t SharedShadow::dispatch_write(Warp& w, int pc, uint32_t mask, const uint32_t* offset,
                                       int bytes, uint32_t flags, const uint8_t* const* data) {
   if (!enabled_) return 0;
+  if (bytes < 1 << shift_) return access_bytes(w, pc, mask, offset, bytes, flags, data, true);
   switch (bytes >> shift_) {
-    case 0:
     case 1:
       return write_n<1>(w, pc, mask, offset, flags, data);
     case 2:

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace cudasim {
@@ -48,8 +49,36 @@ class SharedShadow {
   void tick();
   void update_horizon(int w);
   bool ordered(const Warp& w, int lane, uint32_t time, int u, uint32_t u_lane) const;
-  bool check_read(Warp& w, int pc, int lane, int64_t granule, bool collective);
-  bool check_write(Warp& w, int pc, int lane, int64_t granule, bool atomic, const uint8_t* data);
+
+  // The tags of one granule, or of one byte of a granule that was split.
+  struct Cell {
+    uint32_t* written;
+    int32_t* writer_pc;
+    uint32_t* read;  // of warp 0
+    int64_t stride;  // to the next warp's
+    int64_t offset;  // of its first byte
+    int bytes;
+  };
+  Cell cell(int64_t granule);
+  bool check_read(Warp& w, int pc, int lane, const Cell& c, bool collective);
+  bool check_write(Warp& w, int pc, int lane, const Cell& c, bool atomic, const uint8_t* data);
+
+  // Accesses of single bytes split their granule: rare, so bytes cost the others nothing.
+  struct Piece {
+    uint32_t written;
+    int32_t writer_pc;
+    std::vector<uint32_t> read;
+  };
+  static constexpr uint32_t kSplit = kInFlight;  // in place of a tag: later than everything
+  std::vector<Piece>* pieces(int64_t granule);
+  std::vector<Piece>& split(int64_t granule);
+  Cell cell(std::vector<Piece>& pieces, int64_t granule, int byte);
+  uint32_t access_bytes(Warp& w, int pc, uint32_t mask, const uint32_t* offset, int bytes,
+                        uint32_t flags, const uint8_t* const* data, bool write);
+  void mark_read(uint32_t& mark, uint32_t lane) const;
+  bool read_pieces(Warp& w, int pc, int lane, int64_t granule, bool collective);
+  bool check_granule_write(Warp& w, int pc, int lane, int64_t granule, bool atomic,
+                           const uint8_t* data);
   template <int N>
   uint32_t read_n(Warp& w, int pc, uint32_t mask, const uint32_t* offset, bool collective);
   template <int N>
@@ -73,6 +102,7 @@ class SharedShadow {
   std::vector<uint32_t> known_, horizon_;  // horizon: the least of what a warp knows; a quick test
   std::vector<uint32_t> lane_known_;  // [warp][lane][lane]: what partial __syncwarp masks added
   std::vector<bool> has_lane_known_;
+  std::unordered_map<int64_t, std::vector<Piece>> split_;
 };
 
 }  // namespace cudasim

@@ -59,7 +59,8 @@ bool release_warp_sync(Warp& w) {
     int32_t o = code[s.pc].a[0];
     const uint32_t* members =
         reinterpret_cast<const uint32_t*>(o >= 0 ? w.regs + o : w.consts + (o & ~kConstBit));
-    uint32_t needed = members[__builtin_ctz(s.mask)] & w.live;
+    uint32_t needed = 0;
+    for (uint32_t m = s.mask; m; m &= m - 1) needed |= members[__builtin_ctz(m)] & w.live;
     if (needed & ~here) continue;
     released |= s.mask;
     ++s.pc;
