@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import cudasim
 import numpy as np
 import pytest
+
+import cudasim
 
 SOURCE = Path(__file__).parent / "kernels" / "faults.cu"
 pytestmark = pytest.mark.skipif(cudasim.nvcc() is None, reason="needs nvcc to compile kernels/faults.cu")

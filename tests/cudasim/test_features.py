@@ -6,9 +6,10 @@ import ctypes
 import struct
 from pathlib import Path
 
-import cudasim
 import numpy as np
 import pytest
+
+import cudasim
 
 SOURCE = Path(__file__).parent / "kernels" / "features.cu"
 pytestmark = pytest.mark.skipif(cudasim.nvcc() is None, reason="needs nvcc to compile kernels/features.cu")
