@@ -98,25 +98,26 @@ class LayerChoice:
     def n_pages(self, pool: KVPool, step: PromptStep) -> int:
         """Pages that a first prompt needs at its peak, and some decode steps after it if their number is known."""
         cache, n_layers = self._cache, len(self._indices)
-        window = cache.settings.window
         # Where scores come one layer late, one layer more is full for a while.
         late = 1 if pool.device.type == "cuda" and self._fixed is None else 0
         prompt, later = 0, 0
         for row, length in enumerate(step.totals):
             is_decided = self.is_decided[row] or row in step.decides
+            n_full = self.n_full if is_decided else n_layers
             grown = max(length, min(cache.max_length or 0, length + max(256, length // 4)))
-            for total, n_full in (
-                (length, min(self.n_full + late, n_layers) if is_decided else n_layers),
-                (grown, self.n_full if is_decided else n_layers),
-            ):
-                pages = n_full * pool.pages_for(total) + (n_layers - n_full) * pool.pages_for(window.n_slots(total))
-                for layer in cache.attention_layers:
-                    if not layer.competes:
-                        pages += pool.pages_for(layer.window.n_slots(total))
-                if total == length:
-                    prompt += pages
-                later += pages if total == grown else 0
+            prompt += self._row_pages(pool, length, min(n_full + late, n_layers))
+            later += self._row_pages(pool, grown, n_full)
         return max(prompt, later)
+
+    def _row_pages(self, pool: KVPool, length: int, n_full: int) -> int:
+        """Pages of a row's ``length`` tokens with ``n_full`` of the competing layers whole and the others cut."""
+        window = self._cache.settings.window
+        pages = n_full * pool.pages_for(length)
+        pages += (len(self._indices) - n_full) * pool.pages_for(window.n_slots(length))
+        for layer in self._cache.attention_layers:
+            if not layer.competes:
+                pages += pool.pages_for(layer.window.n_slots(length))
+        return pages
 
     # At a prompt's end, layer by layer.
 
