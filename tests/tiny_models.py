@@ -70,6 +70,11 @@ def mixtral(**changes: Any) -> PreTrainedConfig:
     return _config(transformers.MixtralConfig, **{"num_local_experts": 4, "num_experts_per_tok": 2, **changes})
 
 
+def qwen3_moe(**changes: Any) -> PreTrainedConfig:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    return _config(transformers.Qwen3MoeConfig, **{**experts, **changes})
+
+
 def gemma3(**changes: Any) -> PreTrainedConfig:
     """Six layers; the second and the fifth are full, the others have a native window of 12."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"] * 2
@@ -110,6 +115,7 @@ ARCHITECTURES: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen2_sliding": qwen2_sliding,
     "qwen3": qwen3,
     "mixtral": mixtral,
+    "qwen3_moe": qwen3_moe,
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
 }

@@ -1,0 +1,216 @@
+"""The other ways to run generate: chunked prefill, turns, beams, sampling, speculation, short prompts, streamers."""
+
+from __future__ import annotations
+
+import hybrid_runs as runs
+import pytest
+import reference_model as ref
+import tiny_models
+import torch
+import transformers
+from hybrid_runs import N_LAST, WINDOW, WINDOW_SIZE, References, Run, cuts_after_prefill, streaming
+from transformers import PreTrainedModel
+
+import lighttransfer
+from lighttransfer.cache import LightTransferCache
+
+SETTINGS = {**WINDOW, "n_last": N_LAST}
+PROMPTS = [tiny_models.prompt(length, seed=seed) for seed, length in enumerate((47, 30, 39))]
+EQUAL = [tiny_models.prompt(40, seed=seed) for seed in (21, 22)]
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return tiny_models.build(tiny_models.llama())
+
+
+def enable(model: PreTrainedModel, **settings: object) -> References:
+    references = References(model)
+    lighttransfer.enable(model, **{**SETTINGS, "full_layers": 2, **settings})
+    return references
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 46])
+def test_chunked_prefill_is_the_unchunked_one(model: PreTrainedModel, chunk: int) -> None:
+    references = enable(model)
+    whole = runs.generate(model, PROMPTS, 12)
+    run = runs.generate(model, PROMPTS, 12, prefill_chunk_size=chunk)
+    assert streaming(run.cache) == streaming(whole.cache)
+    assert run.answers == whole.answers
+    references.check(run, cuts_after_prefill(run))
+
+
+@pytest.mark.parametrize("num_beams", [2, 4])
+def test_beam_search(model: PreTrainedModel, num_beams: int) -> None:
+    references = enable(model)
+    choices = [references.choice(prompt, rule="lazy_ratio", n_full=2) for prompt in EQUAL]
+    assert choices[0].streaming != choices[1].streaming
+    kwargs = {"num_beams": num_beams, "num_return_sequences": 2, "max_new_tokens": 20, "do_sample": False}
+    ids = torch.tensor(EQUAL)
+    cut_at = [dict.fromkeys(choice.streaming, ids.shape[1]) for choice in choices]
+    expected = references.exact.generate(ids, cut_at=cut_at, **WINDOW, **kwargs)
+    uncut = references.exact.generate(ids, cut_at=[{}, {}], **WINDOW, **kwargs)
+    assert not torch.equal(expected, uncut), "the cut must matter to test anything"
+    assert torch.equal(model.generate(ids, **kwargs), expected)
+
+
+def test_sampling_with_several_sequences_per_prompt(model: PreTrainedModel) -> None:
+    references = enable(model)
+    choices = [references.choice(prompt, rule="lazy_ratio", n_full=2) for prompt in EQUAL]
+    kwargs = {"do_sample": True, "top_k": 0, "num_return_sequences": 3, "max_new_tokens": 20}
+    ids = torch.tensor(EQUAL)
+    cut_at = [dict.fromkeys(choice.streaming, ids.shape[1]) for choice in choices]
+    torch.manual_seed(7)
+    out = model.generate(ids, return_dict_in_generate=True, output_logits=True, **kwargs)
+    assert len({tuple(row) for row in out.sequences.tolist()}) > 2
+    rows = [row.tolist() for row in out.sequences]
+    run = Run(rows, [40] * 6, torch.stack(out.logits, 1), out.cache)
+    references.check(run, [cut for cut in cut_at for _ in range(3)])
+
+
+SPECULATION = {
+    "prompt_lookup": lambda: {"prompt_lookup_num_tokens": 5},
+    "assistant": lambda: {"assistant_model": assistant()},
+}
+
+
+def assistant() -> PreTrainedModel:
+    """Another model: most of its drafts are rejected, so the cache is cropped in nearly every step."""
+    return tiny_models.build(tiny_models.llama(), seed=1)
+
+
+@pytest.mark.parametrize("mode", SPECULATION)
+def test_speculation_with_every_layer_full_gives_the_greedy_tokens(model: PreTrainedModel, mode: str) -> None:
+    enable(model, full_layers=1.0)
+    ids = torch.tensor([tiny_models.prompt(9, seed=3) * 5])
+    expected = model.generate(ids, max_new_tokens=40, do_sample=False)
+    assert torch.equal(model.generate(ids, max_new_tokens=40, do_sample=False, **SPECULATION[mode]()), expected)
+
+
+@pytest.mark.parametrize("mode", SPECULATION)
+def test_speculation_over_a_wrapped_ring_is_refused(model: PreTrainedModel, mode: str) -> None:
+    enable(model)
+    ids = torch.tensor([tiny_models.prompt(9, seed=3) * 5])
+    with pytest.raises(ValueError, match="cache that can be cropped"):
+        model.generate(ids, max_new_tokens=40, do_sample=False, **SPECULATION[mode]())
+
+
+@torch.no_grad()
+def test_crop(model: PreTrainedModel) -> None:
+    """Tokens come back out of full layers and out of rings that have not wrapped; else the cache says why not."""
+    enable(model, policy="first")
+    cache = LightTransferCache(model.config)
+
+    def feed(tokens: list[int]) -> torch.Tensor:
+        return model(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0, -1]
+
+    feed([5, 6, 7])
+    expected = feed([8])
+    cache.crop(-1)
+    feed([9])
+    feed([10])
+    cache.crop(-2)
+    assert cache.get_seq_length() == 3
+    assert torch.equal(feed([8]), expected)
+    for token in range(20, 25):
+        feed([token])
+    assert not cache.is_croppable
+    with pytest.raises(NotImplementedError, match="ring has wrapped"):
+        cache.crop(-1)
+    assert cache.get_seq_length() == 9
+    with pytest.raises(ValueError, match="tokens_to_remove"):
+        cache.crop(1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunks", [[20, 27], [1] * 3 + [44], [46, 1]])
+@pytest.mark.parametrize("announced", [True, False])
+def test_chunks_by_hand(model: PreTrainedModel, chunks: list[int], announced: bool) -> None:
+    references = enable(model)
+    prompt = PROMPTS[0]
+    choice = references.choice(prompt, rule="lazy_ratio", n_full=2)
+    cache = LightTransferCache(model.config, prompt_length=len(prompt) if announced else None)
+    if not announced:
+        cache.begin_prefill()
+    done, logits = 0, torch.empty(0)
+    for size in chunks:
+        chunk = torch.tensor([prompt[done : done + size]])
+        logits = model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0, -1]
+        done += size
+        assert not streaming(cache)[0] or done == len(prompt)
+    if not announced:
+        cache.end_prefill()
+    assert streaming(cache)[0] == choice.streaming
+    answer = tiny_models.prompt(12, seed=33)
+    steps = [model(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True) for token in answer]
+    run = Run(
+        [[*prompt, *answer, 0]], [len(prompt)], torch.stack([logits, *(x.logits[0, -1] for x in steps)])[None], cache
+    )
+    references.check(run, [dict.fromkeys(choice.streaming, len(prompt))])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("turn", [1, 5, 30])
+def test_second_turn_on_one_cache(model: PreTrainedModel, turn: int) -> None:
+    """New tokens after an answer: a chunk shorter and longer than the window, at its true positions."""
+    references = enable(model)
+    first = runs.generate(model, [PROMPTS[0]], 6, past_key_values=LightTransferCache(model.config))
+    row = [*first.rows[0], *tiny_models.prompt(turn, seed=50)]
+    second = runs.generate(model, [row], 20, past_key_values=first.cache)
+    assert streaming(second.cache) == streaming(first.cache)
+    references.check(second, [dict.fromkeys(streaming(first.cache)[0], first.lengths[0])])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["lazy_ratio", "nonsink_peak"])
+@pytest.mark.parametrize("length", [1, 5, WINDOW_SIZE])
+def test_a_short_prompt_is_decided_once_it_has_outgrown_the_window_twice(
+    model: PreTrainedModel, rule: str, length: int
+) -> None:
+    references = enable(model, policy=rule)
+    prompt, answer = tiny_models.prompt(length, seed=31), tiny_models.prompt(5 * WINDOW_SIZE, seed=32)
+    cache = LightTransferCache(model.config)
+    logits, cut_at = [], None
+    for tokens in (prompt, *([token] for token in answer)):
+        logits.append(model(input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True).logits[0, -1])
+        if cut_at is None and streaming(cache)[0]:
+            cut_at = cache.get_seq_length()
+    assert cut_at == 2 * WINDOW_SIZE + 1
+    row = [*prompt, *answer]
+    choice = ref.choose(
+        references.exact.run(row[:cut_at]), cut_at, rule=rule, n_full=2, n_last=N_LAST, rolling=True, **WINDOW
+    )
+    assert choice.gap > 2e-5
+    assert streaming(cache)[0] == choice.streaming
+    run = Run([[*row, 0]], [length], torch.stack(logits)[None], cache)
+    references.check(run, [dict.fromkeys(choice.streaming, cut_at)])
+
+
+def test_inference_mode_and_streamer(model: PreTrainedModel) -> None:
+    enable(model)
+    expected = runs.generate(model, PROMPTS[:1], 12).answers[0]
+    seen: list[int] = []
+
+    class Collect(transformers.generation.streamers.BaseStreamer):
+        def put(self, value: torch.Tensor) -> None:
+            seen.extend(value.flatten().tolist())
+
+        def end(self) -> None:
+            seen.append(-1)
+
+    ids = torch.tensor(PROMPTS[:1])
+    with torch.inference_mode():
+        model.generate(ids, max_new_tokens=12, do_sample=False, streamer=Collect())
+    assert seen == [*PROMPTS[0], *expected, -1]
+
+
+def test_stopping_criteria(model: PreTrainedModel) -> None:
+    enable(model)
+    expected = runs.generate(model, PROMPTS[:1], 12).rows[0]
+
+    class Stop(transformers.StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 52)
+
+    out = model.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=12, do_sample=False, stopping_criteria=[Stop()])
+    assert out[0].tolist() == expected[:52]

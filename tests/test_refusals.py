@@ -1,0 +1,146 @@
+"""What does not fit is refused: the error names the reason, and the model stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from hybrid_runs import N_LAST, WINDOW
+from transformers import PreTrainedConfig, PreTrainedModel
+
+import lighttransfer
+from lighttransfer.cache import LightTransferCache
+
+SETTINGS = {**WINDOW, "n_last": N_LAST}
+PROMPT = tiny_models.prompt(47, seed=0)
+
+
+def enabled() -> PreTrainedModel:
+    model = tiny_models.build(tiny_models.llama())
+    lighttransfer.enable(model, full_layers=2, **SETTINGS)
+    return model
+
+
+def _tiny(cls: type[PreTrainedConfig], **changes: object) -> PreTrainedModel:
+    config = cls(
+        **{
+            "vocab_size": tiny_models.VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "pad_token_id": 0,
+            **changes,
+        }
+    )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def gemma2() -> PreTrainedModel:
+    return _tiny(transformers.Gemma2Config, head_dim=16, attn_logit_softcapping=50.0)
+
+
+def deepseek() -> PreTrainedModel:
+    return _tiny(
+        transformers.DeepseekV3Config,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=32,
+    )
+
+
+def gemma3n() -> PreTrainedModel:
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=tiny_models.VOCAB,
+        vocab_size_per_layer_input=tiny_models.VOCAB,
+        hidden_size=64,
+        hidden_size_per_layer_input=16,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        laurel_rank=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.0] * 4,
+        pad_token_id=0,
+    )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def qwen3_next() -> PreTrainedModel:
+    return _tiny(
+        transformers.Qwen3NextConfig,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [(gemma2, "softcap"), (deepseek, "MLA|head_dim"), (gemma3n, "shar"), (qwen3_next, "linear")],
+)
+def test_models_that_do_not_fit_are_refused_with_the_reason(build: Callable[[], PreTrainedModel], reason: str) -> None:
+    model = build()
+    attention = model.config._attn_implementation
+    with pytest.raises((ValueError, NotImplementedError), match=reason):
+        lighttransfer.enable(model, **SETTINGS)
+    assert model.config._attn_implementation == attention, "a refused model must be as it was"
+    assert not hasattr(model.config, "lighttransfer")
+
+
+@pytest.mark.parametrize("implementation", ["static", "offloaded", "offloaded_static", "quantized"])
+def test_other_cache_implementations_are_refused(implementation: str) -> None:
+    model = enabled()
+    with pytest.raises(ValueError, match=implementation):
+        model.generate(torch.tensor([PROMPT]), max_new_tokens=4, cache_implementation=implementation)
+
+
+def test_output_attentions_is_refused() -> None:
+    model = enabled()
+    ids = torch.tensor([PROMPT])
+    with pytest.raises((ValueError, NotImplementedError), match="output_attentions"):
+        model.generate(ids, max_new_tokens=4, output_attentions=True, return_dict_in_generate=True)
+    with pytest.raises((ValueError, NotImplementedError), match="output_attentions"), torch.no_grad():
+        model(input_ids=ids, past_key_values=LightTransferCache(model.config), output_attentions=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"full_layers": 1.5}, "full_layers"),
+        ({"full_layers": -1}, "full_layers"),
+        ({"full_layers": 6}, "full_layers"),
+        ({"n_sink": -1}, "n_sink"),
+        ({"n_recent": 0}, "n_recent"),
+        ({"n_last": 0}, "n_last"),
+        ({"policy": "lazyratio"}, "lazyratio"),
+    ],
+)
+def test_bad_settings_name_the_argument_and_leave_the_model_alone(settings: dict[str, object], match: str) -> None:
+    model = tiny_models.build(tiny_models.llama())
+    with pytest.raises(ValueError, match=match):
+        lighttransfer.enable(model, **{**SETTINGS, **settings})
+    assert model.config._attn_implementation == "sdpa"
+    assert not hasattr(model.config, "lighttransfer")
