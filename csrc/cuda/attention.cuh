@@ -23,10 +23,10 @@ class PrefillCta : PrefillRows<Element, Shape> {
 
  public:
   __device__ __forceinline__ PrefillCta(const PrefillArgs& args, char* smem)
-      : Rows(args, smem), copy_(base_ + Shape::kK, threadIdx.x) {
+      : Rows(args, smem), copy_(base_ + Shape::kK) {
     const int kv_head = cta_.head / static_cast<int>(p_.n_heads / p_.n_kv_heads);
-    k_source_ = this->element(p_.k, kv_head, copy_.row, copy_.col);
-    v_source_ = this->element(p_.v, kv_head, copy_.row, copy_.col);
+    k_source_ = this->element(p_.k, kv_head, KvCopy::row(), KvCopy::col());
+    v_source_ = this->element(p_.v, kv_head, KvCopy::row(), KvCopy::col());
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * Shape::kRowsPerWarp;
     q_lane_ = QTile::lane_rows_first(base_, warp_row, lane);
     k_lane_ = KvTile::lane_columns_first(base_ + Shape::kK, 0, lane);
@@ -62,8 +62,8 @@ class PrefillCta : PrefillRows<Element, Shape> {
   }
 
   __device__ __forceinline__ void load_queries() {
-    const QCopy copy(base_, threadIdx.x);
-    const char* from = this->element(p_.q, cta_.head, cta_.row_begin + copy.row, copy.col);
+    const QCopy copy(base_);
+    const char* from = this->element(p_.q, cta_.head, cta_.row_begin + QCopy::row(), QCopy::col());
     const int head_dim = static_cast<int>(p_.head_dim);
     const RowRange rows{0, cta_.row_end - cta_.row_begin};
     if (args_.aligned) {
@@ -113,25 +113,24 @@ class PrefillCta : PrefillRows<Element, Shape> {
       __syncthreads();
     }
     if constexpr (Shape::kQueriesInRegisters) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) read_queries(q_[step], step);
+      static_for<kSteps>([&](auto step) { read_queries<step>(q_[step]); });
     }
   }
 
-  __device__ __forceinline__ void read_queries(uint32_t (&a)[kFragments][4], int step) const {
-    const uint32_t lane = in_loop(q_lane_);
-#pragma unroll
-    for (int m = 0; m < kFragments; ++m) {
-      load_matrices(a[m], QTile::down(QTile::right(lane, 16 * step), 16 * m));
-    }
+  template <int kStep>
+  __device__ __forceinline__ void read_queries(uint32_t (&a)[kFragments][4]) const {
+    const uint32_t lane = QTile::within(in_loop(q_lane_), 16 * kStep);
+    static_for<kFragments>(
+        [&](auto m) { load_matrices<QTile::offset_of(16 * m, 16 * kStep)>(a[m], lane); });
   }
 
-  __device__ __forceinline__ void queries(uint32_t (&a)[kFragments][4], int step) const {
+  template <int kStep>
+  __device__ __forceinline__ void queries(uint32_t (&a)[kFragments][4]) const {
     if constexpr (Shape::kQueriesInRegisters) {
 #pragma unroll
-      for (int i = 0; i < 4 * kFragments; ++i) a[i / 4][i % 4] = q_[step][i / 4][i % 4];
+      for (int i = 0; i < 4 * kFragments; ++i) a[i / 4][i % 4] = q_[kStep][i / 4][i % 4];
     } else {
-      read_queries(a, step);
+      read_queries<kStep>(a);
     }
   }
 
@@ -171,12 +170,7 @@ class PrefillCta : PrefillRows<Element, Shape> {
 
     const bool active = !kMasked || warp_sees(tile, segment);
     uint32_t p[kFragments][kN / 2][4];
-    if (active) {
-      float s[kFragments][kN][4] = {};
-      score(s);
-      if constexpr (kMasked) mask(s, tile, segment);
-      softmax_.template update<kMasked>(s, p, o_);
-    }
+    if (active) weigh<kMasked>(tile, segment, p);
 
     cute::cp_async_wait<0>();
     __syncthreads();  // V is there, and nobody reads K
@@ -185,6 +179,22 @@ class PrefillCta : PrefillRows<Element, Shape> {
       cute::cp_async_fence();
     }
     if (active) accumulate(p);
+  }
+
+  // The weights of a tile's keys. Where the anchors turn out too low the scores, whose registers
+  // now hold the weights, are computed once more.
+  template <bool kMasked>
+  __device__ __forceinline__ void weigh(int tile, int segment,
+                                        uint32_t (&p)[kFragments][kN / 2][4]) {
+    bool raise = !softmax_.anchored;
+#pragma unroll 1
+    for (;; raise = true) {
+      float s[kFragments][kN][4] = {};
+      score(s);
+      if constexpr (kMasked) mask(s, tile, segment);
+      if (raise) softmax_.raise(s, o_);
+      if (softmax_.template weigh<kMasked>(s, p, raise)) return;
+    }
   }
 
   // Does any row of this warp see a key of the tile?
@@ -206,39 +216,36 @@ class PrefillCta : PrefillRows<Element, Shape> {
   // s = q * k^T
   __device__ __forceinline__ void score(float (&s)[kFragments][kN][4]) const {
     const uint32_t lane = in_loop(k_lane_);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    static_for<kSteps>([&](auto step) {
       uint32_t a[kFragments][4];
-      queries(a, step);
-#pragma unroll
-      for (int n = 0; n < kN; n += 2) {
+      queries<step>(a);
+      static_for<kN / 2>([&](auto n) {
         uint32_t b[4];
-        load_matrices(b, KvTile::down(KvTile::right(lane, 16 * step), 8 * n));
+        load_matrices<KvTile::offset_of(16 * n, 16 * step)>(b, KvTile::within(lane, 16 * step));
 #pragma unroll
         for (int m = 0; m < kFragments; ++m) {
-          multiply_add<Element>(s[m][n], a[m], b[0], b[1]);
-          multiply_add<Element>(s[m][n + 1], a[m], b[2], b[3]);
+          multiply_add<Element>(s[m][2 * n], a[m], b[0], b[1]);
+          multiply_add<Element>(s[m][2 * n + 1], a[m], b[2], b[3]);
         }
-      }
-    }
+      });
+    });
   }
 
   // o += p * v
   __device__ __forceinline__ void accumulate(const uint32_t (&p)[kFragments][kN / 2][4]) {
     const uint32_t lane = in_loop(v_lane_);
-#pragma unroll
-    for (int step = 0; step < kN / 2; ++step) {
-#pragma unroll
-      for (int d = 0; d < kD; d += 2) {
+    static_for<kN / 2>([&](auto step) {
+      static_for<kD / 2>([&](auto d) {
         uint32_t b[4];
-        load_matrices_transposed(b, KvTile::down(KvTile::right(lane, 8 * d), 16 * step));
+        load_matrices_transposed<KvTile::offset_of(16 * step, 16 * d)>(
+            b, KvTile::within(lane, 16 * d));
 #pragma unroll
         for (int m = 0; m < kFragments; ++m) {
-          multiply_add<Element>(o_[m][d], p[m][step], b[0], b[1]);
-          multiply_add<Element>(o_[m][d + 1], p[m][step], b[2], b[3]);
+          multiply_add<Element>(o_[m][2 * d], p[m][step], b[0], b[1]);
+          multiply_add<Element>(o_[m][2 * d + 1], p[m][step], b[2], b[3]);
         }
-      }
-    }
+      });
+    });
   }
 
   // Scores of hidden keys become -inf.

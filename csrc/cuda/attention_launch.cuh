@@ -31,7 +31,6 @@ PrefillArgs prefill_args(const AttentionParams& p) {
   args.aligned = rows_aligned(p.q) && rows_aligned(p.k) && rows_aligned(p.v);
   args.negate = p.scale < 0;
   args.scale_log2 = scale_log2 < kSmallest ? kSmallest : scale_log2;
-  args.slack = kSlack / args.scale_log2;
   args.q_pass = 2 * QCopy::kRowsPerPass * p.q.token_stride;
   args.k_pass = 2 * KvCopy::kRowsPerPass * p.k.token_stride;
   args.v_pass = 2 * KvCopy::kRowsPerPass * p.v.token_stride;

@@ -23,7 +23,7 @@ class PrefillRows {
         smem_(smem),
         base_(shared_address(smem)),
         cta_(*reinterpret_cast<RowTile*>(smem + Shape::kRowTile)),
-        softmax_(args.scale_log2, args.slack) {
+        softmax_(args.scale_log2) {
     if (threadIdx.x == 0) new (&cta_) RowTile(p_, args.row_tiles, Shape::kBlockM);
     __syncthreads();
   }
@@ -113,11 +113,11 @@ class PrefillRows {
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < Softmax::kRows; ++r) {
-      const uint32_t row = QTile::down(to, 8 * r);
 #pragma unroll
       for (int d = 0; d < kD; ++d) {
         const auto& o = o_[r / 2][d];
-        store_shared(QTile::right(row, 8 * d), pack<Element>(o[r % 2 * 2], o[r % 2 * 2 + 1]));
+        store_shared(QTile::within(to, 8 * d) + QTile::offset_of(8 * r, 8 * d),
+                     pack<Element>(o[r % 2 * 2], o[r % 2 * 2 + 1]));
       }
     }
     __syncwarp();
@@ -137,14 +137,10 @@ class PrefillRows {
     }
   }
 
-  // Read anew each time: kept, they would hold registers through the loop, which has none left.
-  static __device__ __forceinline__ int thread() {
-    int id;
-    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(id));
-    return id;
+  static __device__ __forceinline__ int lane() { return thread_anew() % 32; }
+  static __device__ __forceinline__ int warp_row() {
+    return thread_anew() / 32 * Shape::kRowsPerWarp;
   }
-  static __device__ __forceinline__ int lane() { return thread() % 32; }
-  static __device__ __forceinline__ int warp_row() { return thread() / 32 * Shape::kRowsPerWarp; }
 
   // Row r of a thread's fragments, within the warp's rows.
   __device__ __forceinline__ int row_of(int r) const { return 8 * r + lane() / 4; }

@@ -34,7 +34,6 @@ struct PrefillArgs {
   bool aligned;  // q, k and v rows start at multiples of 16 bytes
   bool negate;   // the scale is below 0: -q takes its place
   float scale_log2;
-  float slack;                     // of OnlineSoftmax, in units of scores
   int64_t q_pass, k_pass, v_pass;  // bytes between the rows of two passes of a TileCopy
   int64_t k_tile, v_tile;          // bytes between two tiles of keys
 };

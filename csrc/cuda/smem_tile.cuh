@@ -30,15 +30,14 @@ struct SmemTile {
     return 2 * Swizzle::apply(static_cast<uint32_t>(row * kBlockCols + col));
   }
 
-  // From the address of (row, col) to that of (row, col + columns), where col is below `columns`'
-  // granule, a power of two of at least 8. With `columns` known this costs one instruction at most.
-  static __device__ __forceinline__ uint32_t right(uint32_t address, int columns) {
-    return (address ^ (2 * (columns % kBlockCols))) + columns / kBlockCols * kBlockBytes;
+  // The address of (row + rows, col + columns) is within(address of (row, col), columns) +
+  // offset_of(rows, columns), where rows is a multiple of 8 and col is below columns' granule, a
+  // power of two of at least 8. With both known this costs one instruction at most.
+  static __device__ __forceinline__ uint32_t within(uint32_t address, int columns) {
+    return address ^ (2 * (columns % kBlockCols));
   }
-
-  // From the address of (row, col) to that of (row + rows, col); rows is a multiple of 8.
-  static __device__ __forceinline__ uint32_t down(uint32_t address, int rows) {
-    return address + rows * kRowBytes;
+  static constexpr __device__ __forceinline__ uint32_t offset_of(int rows, int columns) {
+    return rows * kRowBytes + columns / kBlockCols * kBlockBytes;
   }
 
   // ldmatrix addresses of a lane. Matrices in the order (rows 0-7, 8-15) x (columns 0-7, 8-15): an
@@ -74,13 +73,15 @@ struct TileCopy {
   static constexpr int kPasses = Tile::kRows / kRowsPerPass;
   static_assert(kPasses * kRowsPerPass == Tile::kRows && kRowsPerPass % 8 == 0);
 
-  int row, col;
-  uint32_t destination;
+  uint32_t destination;  // shared address
+  int first_col;
 
-  __device__ __forceinline__ TileCopy(uint32_t tile, int thread)
-      : row(thread / kThreadsPerRow),
-        col(thread % kThreadsPerRow * 8),
-        destination(tile + Tile::offset(row, col)) {}
+  __device__ __forceinline__ explicit TileCopy(uint32_t tile)
+      : destination(tile + Tile::offset(row(), col())), first_col(col()) {}
+
+  // The thread's first row and column.
+  static __device__ __forceinline__ int row() { return thread_anew() / kThreadsPerRow; }
+  static __device__ __forceinline__ int col() { return thread_anew() % kThreadsPerRow * 8; }
 
   // `source` is the tile's element (row, col) of this thread; rows are pass_bytes / kRowsPerPass
   // apart.
@@ -90,15 +91,15 @@ struct TileCopy {
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
         const int column = block * Tile::kBlockCols;
-        copy_16_bytes_async(
-            Tile::down(destination, pass * kRowsPerPass) + block * Tile::kBlockBytes,
-            source + 2 * column, col + column < head_dim);
+        copy_16_bytes_async(destination + Tile::offset_of(pass * kRowsPerPass, column),
+                            source + 2 * column, first_col + column < head_dim);
       }
     }
   }
 
   __device__ __forceinline__ void copy(const char* source, int64_t pass_bytes, int head_dim,
                                        RowRange rows) const {
+    const int row = this->row(), col = this->col();
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass, source += pass_bytes) {
       const int r = row + pass * kRowsPerPass;
@@ -106,9 +107,8 @@ struct TileCopy {
 #pragma unroll
       for (int block = 0; block < Tile::kBlocks; ++block) {
         const int column = block * Tile::kBlockCols;
-        copy_16_bytes_async(
-            Tile::down(destination, pass * kRowsPerPass) + block * Tile::kBlockBytes,
-            source + 2 * column, exists && col + column < head_dim);
+        copy_16_bytes_async(destination + Tile::offset_of(pass * kRowsPerPass, column),
+                            source + 2 * column, exists && col + column < head_dim);
       }
     }
   }
@@ -117,6 +117,7 @@ struct TileCopy {
   // small: it stays out of the loops that matter.
   __device__ __forceinline__ void copy_unaligned(const char* source, int64_t pass_bytes,
                                                  int head_dim, RowRange rows) const {
+    const int row = this->row(), col = this->col();
 #pragma unroll 1
     for (int i = 0; i < kPasses * Tile::kBlocks; ++i) {
       const int pass = i / Tile::kBlocks, block = i % Tile::kBlocks;
@@ -128,7 +129,7 @@ struct TileCopy {
 #pragma unroll
         for (int w = 0; w < 4; ++w) words[w] = from[2 * w] | uint32_t{from[2 * w + 1]} << 16;
       }
-      const uint32_t to = Tile::down(destination, pass * kRowsPerPass) + block * Tile::kBlockBytes;
+      const uint32_t to = destination + Tile::offset_of(pass * kRowsPerPass, column);
       asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(words[0]),
                    "r"(words[1]), "r"(words[2]), "r"(words[3])
                    : "memory");

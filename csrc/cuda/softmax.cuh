@@ -15,78 +15,81 @@ __device__ __forceinline__ float row_reduce_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Weights are 2^(scale_log2 * (score - anchor)). The anchor is a maximum of the row's scores, but
-// not always the newest: any anchor gives the same quotient in the end, so it is raised, and what
-// has been summed is rescaled, only when a score would give a weight above 2^kSlack. Such weights
-// lose nothing: they are far from the limit of fp16 and fp32 alike.
+// Weights are 2^(scale_log2 * (score - anchor)). Any anchor gives the same quotient in the end, so
+// the row's maximum is looked for only in its first tile; later tiles are weighed right away, and
+// their sums, which are needed anyway, tell when a score has outgrown the anchor. Then the anchor
+// is raised to the new maximum and the tile weighed again: in practice for the first tiles and the
+// sinks. Weights of up to kMostWeight lose nothing, they are far from the limits of fp16 and fp32.
 //
 // Row r of a thread's 2 * kFragments rows is row (r % 2) * 8 + lane / 4 of fragment r / 2. Its
 // columns are spread over four lanes: the anchor is common to them, the sum is of the thread's own
 // columns until reduce_sums().
-constexpr float kSlack = 8.0f;
-
 template <class Element, int kFragments>
 struct OnlineSoftmax {
   static constexpr int kRows = 2 * kFragments;
+  static constexpr float kMostWeight = 4096.0f;
 
   float anchor[kRows];  // -inf: no visible key so far
   float sum[kRows];
+  bool anchored = false;    // every row of the warp has an anchor
   const float& scale_log2;  // > 0
-  const float& slack;       // kSlack / scale_log2, in units of scores
 
-  __device__ __forceinline__ OnlineSoftmax(const float& scale_log2_, const float& slack_)
-      : scale_log2(scale_log2_), slack(slack_) {
+  __device__ __forceinline__ explicit OnlineSoftmax(const float& scale) : scale_log2(scale) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) anchor[r] = -INFINITY, sum[r] = 0.0f;
   }
 
-  // Turns a tile of scores into weights `p`, packed as A operands, and adds them to the sums.
-  // kMasked: some scores are -inf, possibly all those of a row so far.
-  template <bool kMasked, int kN, int kD>
-  __device__ __forceinline__ void update(float (&s)[kFragments][kN][4],
-                                         uint32_t (&p)[kFragments][kN / 2][4],
-                                         float (&o)[kFragments][kD][4]) {
-    float top[kRows];
-    bool grew = false;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int m = r / 2, i = r % 2 * 2;
-      top[r] = fmaxf(s[m][0][i], s[m][0][i + 1]);
-#pragma unroll
-      for (int n = 1; n < kN; ++n) top[r] = fmaxf(fmaxf(top[r], s[m][n][i]), s[m][n][i + 1]);
-      grew |= top[r] > anchor[r] + slack;
-    }
-    // No reduction over the row's lanes is needed to see that no anchor must rise.
-    if (__any_sync(~0u, grew)) raise(top, o);
-
+  // Turns a tile of scores into weights `p`, packed as A operands, and adds them to the sums;
+  // unless `final` only if no row of the warp has outgrown its anchor: else returns false. kMasked:
+  // some scores are -inf, possibly all those of a row so far.
+  template <bool kMasked, int kN>
+  __device__ __forceinline__ bool weigh(const float (&s)[kFragments][kN][4],
+                                        uint32_t (&p)[kFragments][kN / 2][4], bool final) {
+    float tile_sum[kRows];
+    bool outgrown = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int m = r / 2, i = r % 2 * 2;
       // A row without keys has weights 2^-inf, not 2^(-inf + inf).
       const float shift = kMasked && anchor[r] == -INFINITY ? 0.0f : -anchor[r] * scale_log2;
+      tile_sum[r] = 0.0f;
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         const float low = fast_exp2(fmaf(s[m][n][i], scale_log2, shift));
         const float high = fast_exp2(fmaf(s[m][n][i + 1], scale_log2, shift));
-        sum[r] += low + high;
+        tile_sum[r] += low + high;
         p[m][n / 2][n % 2 * 2 + r % 2] = pack<Element>(low, high);
       }
+      outgrown |= tile_sum[r] > kMostWeight;
     }
+    if (__any_sync(~0u, outgrown && !final)) return false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] += tile_sum[r];
+    return true;
   }
 
-  template <int kD>
-  __device__ __forceinline__ void raise(float (&top)[kRows], float (&o)[kFragments][kD][4]) {
+  // Raises the anchors to the maximum of the scores, and rescales what was summed under the old
+  // ones.
+  template <int kN, int kD>
+  __device__ __forceinline__ void raise(const float (&s)[kFragments][kN][4],
+                                        float (&o)[kFragments][kD][4]) {
     float factor[kRows];
-    bool has_output = false;
+    bool has_output = false, missing = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float raised = fmaxf(anchor[r], row_reduce_max(top[r]));
+      const int m = r / 2, i = r % 2 * 2;
+      float top = fmaxf(s[m][0][i], s[m][0][i + 1]);
+#pragma unroll
+      for (int n = 1; n < kN; ++n) top = fmaxf(fmaxf(top, s[m][n][i]), s[m][n][i + 1]);
+      const float raised = fmaxf(anchor[r], row_reduce_max(top));
       // -inf - -inf: a row that still has no key has nothing to rescale.
       factor[r] = raised == -INFINITY ? 1.0f : fast_exp2((anchor[r] - raised) * scale_log2);
       has_output |= anchor[r] != -INFINITY;
+      missing |= raised == -INFINITY;
       anchor[r] = raised;
       sum[r] *= factor[r];
     }
+    anchored = !__any_sync(~0u, missing);
     if (!__any_sync(~0u, has_output)) return;  // the first tile: o is zero
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) {

@@ -15,21 +15,41 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// threadIdx.x, read again. What derives from it is then computed where it is used, rather than kept
+// in registers through loops that have none left.
+__device__ __forceinline__ int thread_anew() {
+  int id;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(id));
+  return id;
+}
+
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(word) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
+// Calls f(0), ..., f(kCount - 1) with constants, for what must be known when an instruction is
+// written.
+template <int kCount, int kI = 0, class F>
+__device__ __forceinline__ void static_for(const F& f) {
+  if constexpr (kI < kCount) {
+    f(std::integral_constant<int, kI>{});
+    static_for<kCount, kI + 1>(f);
+  }
 }
 
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+template <uint32_t kOffset>
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
+               : "r"(address), "n"(kOffset));
+}
+
+template <uint32_t kOffset>
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4 + %5];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address), "n"(kOffset));
 }
 
 // c += a * b for one m16n8k16 product. With g = lane / 4 and t = lane % 4, c holds the elements
