@@ -88,7 +88,7 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values from which :func:`make_policy` builds the policy again."""
-        values = asdict(self) if is_dataclass(self) else {}
+        values: dict[str, Any] = asdict(self) if is_dataclass(self) else {}
         return {"name": self.name, **values}
 
 
