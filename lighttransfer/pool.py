@@ -216,8 +216,8 @@ class KVPool:
         old = self.n_pages
         if self.max_pages is not None and n_pages > self.max_pages:
             raise PoolFullError(
-                f"the pool is full: {n_pages - old + len(self._free)} pages of {self.page_size} tokens asked for, "
-                f"{len(self._free)} free of max_pages={self.max_pages}"
+                f"the pool is full: {n_pages - self._n_used} pages of {self.page_size} tokens asked for, "
+                f"{self.max_pages - self._n_used} free of max_pages={self.max_pages}"
             )
         for side in ("k", "v"):
             grown = self._empty(n_pages)
