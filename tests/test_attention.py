@@ -74,6 +74,7 @@ def _layouts(device):
     heads_first = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in contiguous]
     fused = torch.cat(contiguous, dim=2)
     expanded = [t[:1].expand(3, -1, -1, -1) for t in contiguous]
+    odd = [torch.nn.functional.pad(t, (1, 0)) for t in contiguous]  # rows start off any alignment
     shared = contiguous[0], contiguous[1][:, :, :1].expand(-1, -1, 2, -1), contiguous[2]
     return {
         "contiguous": contiguous,
@@ -82,6 +83,7 @@ def _layouts(device):
         "batch expanded": expanded,
         "KV heads expanded": shared,
         "tokens first": [t.transpose(0, 1).contiguous().transpose(0, 1) for t in contiguous],
+        "odd strides": [t[..., 1:] for t in odd],
         "every other token": [t.repeat_interleave(2, dim=1)[:, ::2] for t in contiguous],
     }
 
