@@ -162,6 +162,35 @@ def test_second_turn_on_one_cache(model: PreTrainedModel, turn: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("n_full", [0, 2])
+def test_second_turn_of_a_padded_batch(model: PreTrainedModel, n_full: int) -> None:
+    """New chunks of unequal length: their padding stands between a row's cached tokens and its new ones."""
+    references = enable(model, full_layers=n_full)
+    cache = LightTransferCache(model.config)
+    turns = [PROMPTS, *([[token]] * 3 for token in (5, 6, 7)), [tiny_models.prompt(n, seed=60 + n) for n in (5, 1, 19)]]
+    turns += [[[token]] * 3 for token in tiny_models.prompt(20, seed=61)]
+    seen, logits = torch.zeros(3, 0, dtype=torch.long), []
+    for turn in turns:
+        ids, mask = tiny_models.left_pad(turn)
+        seen = torch.cat([seen, mask], 1)
+        positions = (seen.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        out = model(input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache, use_cache=True)
+        logits.append(out.logits[:, -1])
+    rows = [[token for turn in turns for token in turn[row]] for row in range(3)]
+    lengths = [len(row) - 20 for row in rows]
+    run = Run([[*row, 0] for row in rows], lengths, torch.stack(logits[4:], 1), cache)
+    cuts = [dict.fromkeys(cut, len(prompt)) for cut, prompt in zip(streaming(cache), PROMPTS, strict=True)]
+    references.check(run, cuts)
+
+
+def test_padding_behind_a_real_token_is_refused(model: PreTrainedModel) -> None:
+    enable(model)
+    ids, mask = tiny_models.left_pad(PROMPTS)
+    with pytest.raises(ValueError, match=r"left-padded.*rows \[1, 2\]"):
+        model.generate(ids.flip(1), attention_mask=mask.flip(1), max_new_tokens=2, do_sample=False)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("rule", ["lazy_ratio", "nonsink_peak"])
 @pytest.mark.parametrize("length", [1, 5, WINDOW_SIZE])
 def test_a_short_prompt_is_decided_once_it_has_outgrown_the_window_twice(
