@@ -115,19 +115,30 @@ class _Recorder:
         return self.reports[0]
 
 
+_recorders: list[_Recorder] = []
+
+
+def _drain() -> None:
+    launches = list(_cudasim.reports(True))
+    for recorder in _recorders:
+        recorder.reports.extend(launches)
+
+
 @contextmanager
 def record() -> Iterator[_Recorder]:
-    """Collects the reports of the launches inside a with block, and drops what was reported before it."""
+    """Collects the reports of the launches inside a with block, whoever makes them. Blocks nest."""
     recorder = _Recorder()
-    _cudasim.reports(True)
+    _drain()
+    _recorders.append(recorder)
     try:
         yield recorder
     finally:
-        recorder.reports = list(_cudasim.reports(True))
+        _drain()
+        _recorders.remove(recorder)
 
 
 def reports(clear: bool = False) -> list[LaunchReport]:
-    """The launches since the reports were last cleared, oldest first."""
+    """The launches since the reports were last cleared or collected by record(), oldest first."""
     return list(_cudasim.reports(clear))
 
 

@@ -221,7 +221,7 @@ DEVICE global_bounds(const int* x, int* y) {
 TWINS(global_bounds, (const int* x, int* y), (x, y))
 
 DEVICE global_bounds_store(const int* x, int* y) {
-  y[threadIdx.x - (kBug ? 1 : 0)] = x[threadIdx.x];
+  y[static_cast<int>(threadIdx.x) - (kBug ? 1 : 0)] = x[threadIdx.x];
 }
 TWINS(global_bounds_store, (const int* x, int* y), (x, y))
 

@@ -191,6 +191,12 @@ PYBIND11_MODULE(_cudasim, m) {
     d["virtual_registers"] = p->kernel->registers.size();
     d["warp_file_bytes"] = p->file_bytes;
     d["unsupported"] = p->messages;
+    py::dict classes;
+    for (const auto& inst : p->code) {
+      const char* name = class_name(inst.cls);
+      classes[name] = (classes.contains(name) ? classes[name].cast<int>() : 0) + 1;
+    }
+    d["classes"] = classes;
     return d;
   });
   m.def("set_max_dynamic_shared", [](const std::string& name, int64_t bytes) {

@@ -9,6 +9,10 @@
 
 namespace cudasim {
 
+constexpr int64_t align_up(int64_t x, int64_t alignment) {
+  return (x + alignment - 1) / alignment * alignment;
+}
+
 class BodyParser {
  public:
   BodyParser(const PtxModule& module, Kernel& kernel) : module_(module), kernel_(kernel) {}

@@ -18,6 +18,7 @@ const DecodeTable& table() {
   static const DecodeTable kTable = [] {
     DecodeTable t;
     register_integer(t);
+    register_carry(t);
     register_logic(t);
     register_float(t);
     register_math(t);
@@ -64,7 +65,7 @@ int32_t Decoder::constant(uint64_t bits, int size) {
   if (size < 8) bits &= (1ull << (8 * size)) - 1;
   auto [it, added] = constants_.try_emplace({bits, size}, 0);
   if (added) {
-    auto& pool = program_.consts_storage;
+    auto& pool = *program_.consts_storage;
     size_t at = (pool.size() + 63) / 64 * 64;
     pool.resize(at + 8 * kWarpSize);
     for (int l = 0; l < kWarpSize; ++l) std::memcpy(pool.data() + at + l * size, &bits, size);
@@ -184,14 +185,11 @@ void Decoder::decode_one(const PtxInst& inst, Inst& out) {
   }
 }
 
-void Decoder::decode_all(int mutant) {
+void Decoder::decode_all() {
   const auto& code = kernel().code;
   program_.code.resize(code.size());
-  for (size_t i = 0; i < code.size(); ++i) {
-    decode_one(code[i], program_.code[i]);
-    if (static_cast<int>(i) == mutant) program_.code[i].fn = run_deleted;
-  }
-  auto& pool = program_.consts_storage;  // moved to a 64-byte boundary
+  for (size_t i = 0; i < code.size(); ++i) decode_one(code[i], program_.code[i]);
+  auto& pool = *program_.consts_storage;  // moved to a 64-byte boundary
   size_t bytes = pool.size();
   pool.resize(bytes + 64);
   size_t shift = (64 - reinterpret_cast<uintptr_t>(pool.data()) % 64) % 64;
@@ -200,13 +198,19 @@ void Decoder::decode_all(int mutant) {
   program_.file_bytes = map_.bytes;
 }
 
-std::shared_ptr<Program> build_program(std::shared_ptr<PtxModule> module, const std::string& entry,
-                                       int mutant) {
+std::shared_ptr<Program> build_program(std::shared_ptr<PtxModule> module,
+                                       const std::string& entry) {
   auto program = std::make_shared<Program>();
   program->module = module;
   program->kernel = module->parse_entry(entry);
-  Decoder(*program).decode_all(mutant);
+  Decoder(*program).decode_all();
   return program;
+}
+
+std::shared_ptr<Program> delete_instruction(const Program& program, int index) {
+  auto mutant = std::make_shared<Program>(program);
+  mutant->code.at(index).fn = run_deleted;
+  return mutant;
 }
 
 }  // namespace cudasim

@@ -16,7 +16,7 @@ namespace cudasim {
 class Decoder {
  public:
   explicit Decoder(Program& program);
-  void decode_all(int mutant);
+  void decode_all();
 
   // Operand places. `size` is that of the instruction's type: registers must match it, immediates
   // are made in it.
@@ -52,6 +52,7 @@ using DecodeFn = bool (*)(Decoder&, const PtxInst&, Inst&);
 using DecodeTable = std::unordered_map<std::string, std::vector<DecodeFn>>;
 
 void register_integer(DecodeTable&);
+void register_carry(DecodeTable&);
 void register_logic(DecodeTable&);
 void register_float(DecodeTable&);
 void register_math(DecodeTable&);

@@ -235,59 +235,15 @@ bool decode_bfind(Decoder& d, const PtxInst& p, Inst& o) {
                            : decode_count<Bfind<false>>(d, p, o);
 }
 
-// add.cc, addc, sub.cc, subc, mad.lo.cc, madc.hi, ...: the carry lives in the warp, one bit a lane.
-enum CarryOp { kAddC, kSubC, kMadC };
-template <class T, int Op>
-Step with_carry(Warp& w, const Inst& i, uint32_t mask) {
-  using X = std::conditional_t<sizeof(T) == 8, unsigned __int128, uint64_t>;
-  const bool take = i.p[0], give = i.p[1], high = i.p[2];
-  T* d = out<T>(w, i.a[0]);
-  const T *a = in<T>(w, i.a[1]), *b = in<T>(w, i.a[2]),
-          *c = Op == kMadC ? in<T>(w, i.a[3]) : nullptr;
-  uint32_t carry = w.carry;
-  for (int l = 0; l < kWarpSize; ++l) {
-    if (!(mask >> l & 1)) continue;
-    X cin = take ? carry >> l & 1 : 0, r;
-    if (Op == kAddC) {
-      r = X(a[l]) + b[l] + cin;
-    } else if (Op == kSubC) {
-      r = X(a[l]) - b[l] - cin;
-    } else {
-      X product = X(a[l]) * b[l];
-      r = X(high ? T(product >> (8 * sizeof(T))) : T(product)) + c[l] + cin;
-    }
-    d[l] = T(r);
-    if (give) carry = (carry & ~(1u << l)) | uint32_t(r >> (8 * sizeof(T)) & 1) << l;
-  }
-  w.carry = carry;
-  return Step::kNext;
-}
-
-template <int Op>
-bool decode_carry(Decoder& d, const PtxInst& p, Inst& o) {
-  Type t = p.type();
-  o.p[0] = p.op.back() == 'c';  // addc, subc, madc
-  o.p[1] = p.has("cc");
-  o.p[2] = p.has("hi");
-  if (Op == kMadC)
-    operands(d, p, o, t, {t, t, t});
-  else
-    operands(d, p, o, t, {t, t});
-  if (Op == kMadC && is_signed(t) && p.has("hi")) d.fail("signed mad.hi with carry");
-  o.fn = size_of(t) == 8 ? with_carry<uint64_t, Op> : with_carry<uint32_t, Op>;
-  o.cls = InstClass::kInteger;
-  return true;
-}
-
 bool decode_add(Decoder& d, const PtxInst& p, Inst& o) {
-  if (p.has("cc")) return decode_carry<kAddC>(d, p, o);
+  if (p.has("cc")) return false;
   if (!decode_same2<Add>(d, p, o)) return false;
   if (p.has("sat")) o.fn = binary<AddSat, int32_t, int32_t>;
   return true;
 }
 
 bool decode_sub(Decoder& d, const PtxInst& p, Inst& o) {
-  if (p.has("cc")) return decode_carry<kSubC>(d, p, o);
+  if (p.has("cc")) return false;
   if (!decode_same2<Sub>(d, p, o)) return false;
   if (p.has("sat")) o.fn = binary<SubSat, int32_t, int32_t>;
   return true;
@@ -328,7 +284,7 @@ bool decode_mul(Decoder& d, const PtxInst& p, Inst& o) {
 bool decode_mad(Decoder& d, const PtxInst& p, Inst& o) {
   Type t = p.type();
   if (!int_type(t)) return false;
-  if (p.has("cc") || p.op == "madc") return decode_carry<kMadC>(d, p, o);
+  if (p.has("cc")) return false;
   o.cls = InstClass::kInteger;
   if (p.has("wide")) {
     Type wide = widened(t);
@@ -386,11 +342,8 @@ bool decode_dp4a(Decoder& d, const PtxInst& p, Inst& o) {
 void register_integer(DecodeTable& t) {
   t["add"].push_back(decode_add);
   t["sub"].push_back(decode_sub);
-  t["addc"].push_back(decode_carry<kAddC>);
-  t["subc"].push_back(decode_carry<kSubC>);
   t["mul"].push_back(decode_mul);
   t["mad"].push_back(decode_mad);
-  t["madc"].push_back(decode_mad);
   t["mul24"].push_back(decode_24);
   t["mad24"].push_back(decode_24);
   t["sad"].push_back(decode_sad);

@@ -76,9 +76,9 @@ struct Inst {
 
 struct Program {
   std::shared_ptr<PtxModule> module;
-  std::unique_ptr<Kernel> kernel;
+  std::shared_ptr<const Kernel> kernel;
   std::vector<Inst> code;
-  std::vector<uint8_t> consts_storage;
+  std::shared_ptr<std::vector<uint8_t>> consts_storage = std::make_shared<std::vector<uint8_t>>();
   const uint8_t* consts = nullptr;
   int64_t file_bytes = 0;  // one warp's register file
   int granule_shift = 2;   // log2 of the bytes that the shared-memory shadow tells apart
@@ -86,8 +86,8 @@ struct Program {
   std::vector<std::string> messages;  // of instructions that decode to "unsupported"
 };
 
-// Decodes a kernel; mutant >= 0 deletes the instruction with that index.
-std::shared_ptr<Program> build_program(std::shared_ptr<PtxModule> module, const std::string& entry,
-                                       int mutant = -1);
+std::shared_ptr<Program> build_program(std::shared_ptr<PtxModule> module, const std::string& entry);
+// The same program with one instruction taken out; it shares everything but the code.
+std::shared_ptr<Program> delete_instruction(const Program& program, int index);
 
 }  // namespace cudasim

@@ -136,8 +136,10 @@ std::vector<std::string> Runtime::kernel_names() {
 
 std::shared_ptr<Program> Runtime::program(KernelEntry& kernel) {
   std::lock_guard<std::recursive_mutex> lock(mutex_);
+  auto& base = kernel.programs[-1];
+  if (!base) base = build_program(kernel.module, kernel.name);
   auto& p = kernel.programs[kernel.mutant];
-  if (!p) p = build_program(kernel.module, kernel.name, kernel.mutant);
+  if (!p) p = delete_instruction(*base, kernel.mutant);
   return p;
 }
 
