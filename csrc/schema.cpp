@@ -30,4 +30,7 @@ STABLE_TORCH_LIBRARY(LIGHTTRANSFER_NAMESPACE, library) {
   library.def(
       "merge_states(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) "
       "-> (Tensor out, Tensor lse)");
+#ifndef LIGHTTRANSFER_SIMULATOR
+  library.def("cpu_isa() -> str");
+#endif
 }

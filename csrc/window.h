@@ -7,7 +7,8 @@
 #if defined(__CUDACC__)
 #define LT_HOST_DEVICE __host__ __device__
 #else
-#define LT_HOST_DEVICE
+// Files compiled for wide registers must not emit functions that others share.
+#define LT_HOST_DEVICE __attribute__((always_inline))
 #endif
 
 namespace lighttransfer {

@@ -181,8 +181,7 @@ N_RECENTS = [32, 32, 32, 32, 32, 32, 32, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("page_size", [None, 16, 7, 1])
-@pytest.mark.parametrize("mass_n_recent", [-1, 8])
+@pytest.mark.parametrize(("page_size", "mass_n_recent"), [(None, 8), (16, -1), (7, 8), (1, 8)])
 def test_full_and_ring_rows_in_one_call(device, dtype, page_size, mass_n_recent):
     cache, oracles = filled(LENGTHS, N_RECENTS, 4, 600, 2, 64, dtype, device, page_size)
     q, k, v = inputs(len(LENGTHS), 6, 2, 64, dtype)
@@ -190,8 +189,11 @@ def test_full_and_ring_rows_in_one_call(device, dtype, page_size, mass_n_recent)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(2, 2), (9, 3), (8, 2), (16, 2), (5, 1), (7, 1)])
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 104, 120, 128, 256])
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads", "head_dim"),
+    [(h, kv, d) for h, kv in ((2, 2), (8, 2), (16, 2), (5, 1), (7, 1)) for d in (64, 120, 256)]
+    + [(9, 3, d) for d in (8, 64, 72, 96, 104, 128)],
+)
 def test_heads_and_head_dims(device, dtype, n_heads, n_kv_heads, head_dim):
     lengths, n_recents = [70, 9, 300], [0, 16, 130]
     cache, oracles = filled(lengths, n_recents, 3, 310, n_kv_heads, head_dim, dtype, device, 32)

@@ -7,7 +7,11 @@
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
 namespace {
 
-// A state in the workspace: `width` accumulators, then these.
+// What a state in the workspace holds behind its `width` outputs.
+struct Statistics {
+  float lse, mass[2];
+};
+
 Statistics& statistics(float* state, int64_t width) {
   return *reinterpret_cast<Statistics*>(state + width);
 }
@@ -15,7 +19,44 @@ const Statistics& statistics(const float* state, int64_t width) {
   return *reinterpret_cast<const Statistics*>(state + width);
 }
 
+struct SlotRange {
+  int64_t begin, end;
+};
+
+// The slots whose probability makes up each mass: the sinks; the other kept positions, which are
+// consecutive but may wrap in the ring.
+struct MassRanges {
+  SlotRange sinks, recent[2];
+};
+
+MassRanges mass_ranges(Ring ring, RetainedWindow window, int64_t length) {
+  MassRanges ranges{{0, ring.n_sink < length ? ring.n_sink : length}, {}};
+  const int64_t kept = window.recent_begin(length), stored = ring.recent_begin(length);
+  const int64_t begin = kept > stored ? kept : stored;
+  if (begin >= length) return ranges;
+  const int64_t first = ring.slot(begin), last = ring.slot(length - 1);
+  if (first <= last) {
+    ranges.recent[0] = {first, last + 1};
+  } else {
+    ranges.recent[0] = {first, ring.n_slots(length)};
+    ranges.recent[1] = {ring.n_sink, last + 1};
+  }
+  return ranges;
+}
+
 // One (row, split, KV head).
+struct SplitItem {
+  int64_t b, split, kv_head;
+  int64_t begin, end;  // slots
+
+  SplitItem(const StreamingDecodeParams& p, const DecodeSplits& splits, int64_t b, int64_t i)
+      : b(b), split(i / p.n_kv_heads), kv_head(i % p.n_kv_heads) {
+    const int64_t n_slots = p.ring(b).n_slots(int64_t{p.seq_len[b]} + 1);
+    begin = (split - splits.first_split()[b]) * kSplitSlots;
+    end = n_slots < begin + kSplitSlots ? n_slots : begin + kSplitSlots;
+  }
+};
+
 template <class E>
 class SplitKernel {
  public:
@@ -24,25 +65,27 @@ class SplitKernel {
   SplitKernel(const StreamingDecodeParams& p, const DecodeSplits& splits)
       : p_(p), splits_(splits) {}
 
-  void operator()(int64_t b, int64_t split, int64_t kv_head) {
-    const Ring ring = p_.ring(b);
-    const int64_t length = int64_t{p_.seq_len[b]} + 1, n_slots = ring.n_slots(length);
-    const int64_t begin = (split - splits_.first_split()[b]) * kSplitSlots;
-    const int64_t end = n_slots < begin + kSplitSlots ? n_slots : begin + kSplitSlots;
+  // `next`: the item that follows, nullptr: none.
+  void operator()(const SplitItem& item, const SplitItem* next) {
+    const Ring ring = p_.ring(item.b);
+    const int64_t length = int64_t{p_.seq_len[item.b]} + 1;
     if (p_.mass != nullptr) ranges_ = mass_ranges(ring, p_.window, length);
     const int64_t new_slot = ring.slot(length - 1);
-    if (begin <= new_slot && new_slot < end) write_token(b, new_slot, kv_head);
-
-    const int64_t group = p_.n_heads / p_.n_kv_heads;
-    for (int64_t g = 0; g < group; ++g) clear(splits_.state(split, kv_head * group + g));
-    for (int64_t tile = begin; tile < end; tile += kTile) {
-      find_rows(p_.cache, b, kv_head, tile, tile + kTile < end ? tile + kTile : end, rows_);
-      for (int64_t g = 0; g < group; g += kHeads) {
-        const int64_t left = group - g, h = kv_head * group + g;
-        heads(std::integral_constant<int, kHeads>{}, left < kHeads ? left : kHeads, b, split, h);
-      }
+    if (item.begin <= new_slot && new_slot < item.end) {
+      write_token(item.b, new_slot, item.kv_head);
     }
-    for (int64_t g = 0; g < group; ++g) finish(splits_.state(split, kv_head * group + g));
+    // Further blocks of heads find the split's keys and values in the cache of this core.
+    const int64_t group = p_.n_heads / p_.n_kv_heads;
+    for (int64_t g = 0; g < group; g += kHeads) {
+      const int64_t n = group - g < kHeads ? group - g : kHeads, h = item.kv_head * group + g;
+      const T* q =
+          static_cast<const T*>(p_.q.data) + item.b * p_.q.batch_stride + h * p_.q.head_stride;
+      queries_.load(q, p_.q.head_stride, n, p_.head_dim);
+      softmax_.clear();
+      std::memset(acc_, 0, sizeof(acc_[0]) * n);
+      attend(item, n, g + kHeads < group ? &item : next);
+      for (int64_t i = 0; i < n; ++i) finish(static_cast<int>(i), splits_.state(item.split, h + i));
+    }
   }
 
  private:
@@ -59,54 +102,79 @@ class SplitKernel {
     copy(p_.cache.v, p_.v);
   }
 
-  void clear(float* state) const {
-    std::memset(state, 0, splits_.padded_head_dim() * sizeof(float));
-    statistics(state, splits_.padded_head_dim()) = {-INFINITY, 0.0f, {0.0f, 0.0f}, -INFINITY};
+  // A block of n heads over the item's tiles. Memory is kept busy: while a tile is computed, the
+  // next one is on its way, behind the last tile the first one of `next`.
+  void attend(const SplitItem& item, int64_t n, const SplitItem* next) {
+    const auto find = [&](const SplitItem& from, int64_t tile, TileRows<T>& rows) {
+      const int64_t end = tile + kTile < from.end ? tile + kTile : from.end;
+      find_rows(p_.cache, from.b, from.kv_head, tile, end, rows);
+    };
+    int current = 0;
+    find(item, item.begin, rows_[0]);
+    for (int64_t tile = item.begin; tile < item.end; tile += kTile, current ^= 1) {
+      const TileRows<T>& rows = rows_[current];
+      TileRows<T>& ahead = rows_[current ^ 1];
+      if (tile + kTile < item.end) {
+        find(item, tile + kTile, ahead);
+      } else if (next != nullptr) {
+        find(*next, next->begin, ahead);
+      } else {
+        ahead.n = 0;
+      }
+      queries_.score(rows, p_.scale, ahead, scores_);
+      softmax_tile(scores_, rows.n, softmax_, correction_);
+      if (p_.mass != nullptr) add_masses(rows);
+      accumulate(std::integral_constant<int, kHeads>{}, n, rows, ahead);
+    }
   }
 
-  void finish(float* state) const {
-    Statistics& s = statistics(state, splits_.padded_head_dim());
-    const float inverse = s.sum == 0.0f ? 0.0f : 1.0f / s.sum;
-    for (int64_t d = 0; d < splits_.padded_head_dim(); ++d) state[d] *= inverse;
-    for (float& mass : s.mass) mass *= inverse;
-    s.lse = s.max + logf(s.sum);
+  void add_masses(const TileRows<T>& rows) {
+    const auto add = [&](SlotRange range, Vec* sums) {
+      add_range(scores_, rows.n, range.begin - rows.begin, range.end - rows.begin, sums);
+    };
+    add(ranges_.sinks, softmax_.sinks);
+    for (SlotRange range : ranges_.recent) add(range, softmax_.recent);
   }
 
-  // The tile's pass for `n` <= max_heads query heads from h on, with n known to the compiler.
+  // accumulate_tile for n <= n_heads heads, with n known to the compiler.
   template <int n_heads>
-  void heads(std::integral_constant<int, n_heads>, int64_t n, int64_t b, int64_t split, int64_t h) {
+  void accumulate(std::integral_constant<int, n_heads>, int64_t n, const TileRows<T>& rows,
+                  const TileRows<T>& ahead) {
     if constexpr (n_heads > 1) {
-      if (n < n_heads) return heads(std::integral_constant<int, n_heads - 1>{}, n, b, split, h);
-    }
-    const T* q[n_heads];
-    float *acc[n_heads], correction[n_heads];
-    alignas(64) float scores[n_heads][kTile];
-    for (int i = 0; i < n_heads; ++i) {
-      q[i] = static_cast<const T*>(p_.q.data) + b * p_.q.batch_stride + (h + i) * p_.q.head_stride;
-      acc[i] = splits_.state(split, h + i);
-    }
-    score_tile<E, n_heads>(q, rows_, p_.head_dim, scores);
-    for (int i = 0; i < n_heads; ++i) {
-      Statistics& s = statistics(acc[i], splits_.padded_head_dim());
-      correction[i] = softmax_tile(scores[i], rows_.n, p_.scale, s);
-      if (p_.mass == nullptr) continue;
-      s.mass[0] += range_sum(scores[i], ranges_.sinks, rows_.begin, rows_.n);
-      for (SlotRange range : ranges_.recent) {
-        s.mass[1] += range_sum(scores[i], range, rows_.begin, rows_.n);
+      if (n < n_heads) {
+        return accumulate(std::integral_constant<int, n_heads - 1>{}, n, rows, ahead);
       }
     }
-    accumulate_tile<E, n_heads>(rows_, scores, correction, p_.head_dim, acc);
+    accumulate_tile<E, n_heads>(rows, scores_, correction_, p_.head_dim, acc_, ahead);
+  }
+
+  // Head i of the block becomes a state: its outputs and masses divided by its sum.
+  void finish(int i, float* state) const {
+    const int w = i / kGroups, lane = i % kGroups * 4;
+    const float max = softmax_.max[w][lane], sum = group_add(softmax_.sum[w])[lane];
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const int64_t width = splits_.padded_head_dim();
+    for (int64_t d = 0; d < width; d += kLanes) {
+      store<F32>(state + d, load<F32>(acc_[i] + d) * inverse);
+    }
+    statistics(state, width) = {max + logf(sum),
+                                {group_add(softmax_.sinks[w])[lane] * inverse,
+                                 group_add(softmax_.recent[w])[lane] * inverse}};
   }
 
   const StreamingDecodeParams& p_;
   const DecodeSplits& splits_;
   MassRanges ranges_{};
-  TileRows<T> rows_;
+  TileRows<T> rows_[2];
+  BlockQueries<E> queries_;
+  BlockSoftmax softmax_;
+  TileScores scores_;
+  float correction_[kHeads];
+  alignas(64) float acc_[kHeads][kMaxHeadDim];
 };
 
 // a becomes the state of both splits' keys.
 void merge_into(float* a, const float* b, int64_t width) {
-  using F = Element<DType::kFloat32>;
   Statistics& to = statistics(a, width);
   const Statistics& from = statistics(b, width);
   const MergeWeights w = merge_weights(to.lse, from.lse);
@@ -118,7 +186,7 @@ void merge_into(float* a, const float* b, int64_t width) {
   }
   const Vec weight_a = broadcast(w.weight_a), weight_b = broadcast(w.weight_b);
   for (int64_t d = 0; d < width; d += kLanes) {
-    store<F>(a + d, fma(weight_a, load<F>(a + d), weight_b * load<F>(b + d)));
+    store<F32>(a + d, fma(weight_a, load<F32>(a + d), weight_b * load<F32>(b + d)));
   }
   for (int i = 0; i < 2; ++i) {
     to.mass[i] = w.weight_a * to.mass[i] + w.weight_b * from.mass[i];
@@ -132,7 +200,6 @@ template <class E>
 void write_outputs(const StreamingDecodeParams& p, const DecodeSplits& splits, int64_t b,
                    int64_t h) {
   using T = typename E::Storage;
-  using F = Element<DType::kFloat32>;
   T* out = static_cast<T*>(p.out.data) + b * p.out.batch_stride + h * p.out.head_stride;
   const int64_t i = b * p.n_heads + h, width = splits.padded_head_dim();
   const int64_t first = splits.first_split()[b], n = splits.first_split()[b + 1] - first;
@@ -148,9 +215,7 @@ void write_outputs(const StreamingDecodeParams& p, const DecodeSplits& splits, i
     }
   }
   const float* state = splits.state(first, h);
-  int64_t d = 0;
-  for (; d + kLanes <= p.head_dim; d += kLanes) store<E>(out + d, load<F>(state + d));
-  if (d < p.head_dim) store<E>(out + d, load<F>(state + d), p.head_dim - d);
+  narrow_row<E>(state, p.head_dim, out);
   const Statistics& s = statistics(state, width);
   p.lse[i] = s.lse;
   if (p.mass != nullptr) p.mass[2 * i] = s.mass[0], p.mass[2 * i + 1] = s.mass[1];
@@ -167,11 +232,17 @@ void decode(const StreamingDecodeParams& p) {
   parallel_for(0, first_split[p.batch] * p.n_kv_heads, 1, [&](int64_t begin, int64_t end) {
     SplitKernel<E> kernel(p, splits);
     int64_t b = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t split = i / p.n_kv_heads;
-      while (first_split[b + 1] <= split) ++b;
-      kernel(b, split, i % p.n_kv_heads);
+    const auto item = [&](int64_t i) {
+      while (first_split[b + 1] <= i / p.n_kv_heads) ++b;
+      return SplitItem(p, splits, b, i);
+    };
+    SplitItem current = item(begin);
+    for (int64_t i = begin + 1; i < end; ++i) {
+      const SplitItem next = item(i);
+      kernel(current, &next);
+      current = next;
     }
+    kernel(current, nullptr);
   });
   constexpr int64_t kGrain = 8;
   parallel_for(0, p.batch * p.n_heads, kGrain, [&](int64_t begin, int64_t end) {

@@ -1,5 +1,5 @@
 // One tile of a decode step, in the registers of the instruction set: up to kTile cached keys of
-// one KV head against a few of its query heads.
+// one KV head against a block of kHeads of its query heads, one head to a group of four lanes.
 #pragma once
 
 #include "simd.h"
@@ -7,45 +7,19 @@
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
 namespace {
 
-// Slots that go through scores, softmax and values together.
+using F32 = Element<DType::kFloat32>;
+
 constexpr int kTile = 64;
-// Query heads that share a pass over a tile, and vectors of output columns that they hold in
-// registers: as many as the registers take.
-constexpr int kHeads = kLanes == 16 ? 4 : 2;
-constexpr int kColumns = kLanes == 16 ? 4 : 2;
+constexpr int kMaxHeadDim = 256;
+// A score vector holds kGroups heads and 4 keys; kVecs of them make a block of heads.
+constexpr int kVecs = kLanes == 16 ? 1 : 2;
+constexpr int kHeads = kVecs * kGroups;
+// Keys whose sums, and pairs of column vectors whose outputs, are in registers at a time.
+constexpr int kKeys = 8 / kVecs;
+constexpr int kPairs = kLanes == 16 ? 2 : 1;
 
-// The running softmax of one query head over a split, stored behind its accumulator. After finish()
-// the accumulator and the masses are divided by sum, and lse is set.
-struct Statistics {
-  float max, sum, mass[2], lse;
-};
-
-struct SlotRange {
-  int64_t begin, end;
-};
-
-// The slots whose probability makes up each mass: the sinks; the other kept positions, which are
-// consecutive but may wrap in the ring.
-struct MassRanges {
-  SlotRange sinks, recent[2];
-};
-
-MassRanges mass_ranges(Ring ring, RetainedWindow window, int64_t length) {
-  MassRanges ranges{{0, ring.n_sink < length ? ring.n_sink : length}, {}};
-  const int64_t kept = window.recent_begin(length), stored = ring.recent_begin(length);
-  const int64_t begin = kept > stored ? kept : stored;
-  if (begin >= length) return ranges;
-  const int64_t first = ring.slot(begin), last = ring.slot(length - 1);
-  if (first <= last) {
-    ranges.recent[0] = {first, last + 1};
-  } else {
-    ranges.recent[0] = {first, ring.n_slots(length)};
-    ranges.recent[1] = {ring.n_sink, last + 1};
-  }
-  return ranges;
-}
-
-// Where each row of a tile lies, in one KV head.
+// Where each row of a tile lies, in one KV head; k is padded to a multiple of kKeys with its last
+// row.
 template <class T>
 struct TileRows {
   const T *k[kTile], *v[kTile];
@@ -72,115 +46,265 @@ void find_rows(const KvCache& cache, int64_t b, int64_t h, int64_t begin, int64_
     }
     begin += run;
   }
+  for (int i = rows.n; i % kKeys != 0; ++i) rows.k[i] = rows.k[rows.n - 1];
 }
 
-// scores[h][i] = q_h . k_i, four keys at a time; the count is rounded up, with the last key
-// repeated.
-template <class E, int n_heads>
-void score_tile(const typename E::Storage* const* q, const TileRows<typename E::Storage>& rows,
-                int64_t head_dim, float (*scores)[kTile]) {
-  using D = Dot<E>;
-  for (int i = 0; i < rows.n; i += 4) {
-    const typename E::Storage* k[4];
-    for (int j = 0; j < 4; ++j) k[j] = rows.k[i + j < rows.n ? i + j : rows.n - 1];
-    Vec sums[n_heads][4] = {};
-    const auto step = [&](auto load) {
-      typename D::Operand keys[4];
-      for (int j = 0; j < 4; ++j) keys[j] = load(k[j]);
-      for (int h = 0; h < n_heads; ++h) {
-        const typename D::Operand query = load(q[h]);
-        for (int j = 0; j < 4; ++j) sums[h][j] = D::madd(query, keys[j], sums[h][j]);
+// A row of E as fp32; its order of elements is load_pair's.
+template <class E>
+inline void widen_row(const typename E::Storage* from, int64_t head_dim, float* to) {
+  int64_t d = 0;
+  for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
+    store_pair<F32>(to + d, load_pair<E>(from + d));
+  }
+  for (; d < head_dim; d += kLanes) {
+    const int64_t n = head_dim - d;
+    store<F32>(to + d, n < kLanes ? load<E>(from + d, n) : load<E>(from + d));
+  }
+}
+
+// The other way round.
+template <class E>
+inline void narrow_row(const float* from, int64_t head_dim, typename E::Storage* to) {
+  int64_t d = 0;
+  for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
+    store_pair<E>(to + d, load_pair<F32>(from + d));
+  }
+  for (; d < head_dim; d += kLanes) {
+    const int64_t n = head_dim - d;
+    if (n < kLanes) {
+      store<E>(to + d, load<F32>(from + d), n);
+    } else {
+      store<E>(to + d, load<F32>(from + d));
+    }
+  }
+}
+
+// Scores of a tile: vector i * kVecs + w holds, in group g, head w * kGroups + g's scores of the
+// keys 4i .. 4i + 3. So the score of head h for key i is at scores[at(h, i)].
+struct TileScores {
+  alignas(64) float values[kTile * kHeads];
+
+  static constexpr int at(int h, int i) { return i / 4 * (4 * kHeads) + 4 * h + i % 4; }
+  Vec get(int i, int w) const { return load<F32>(values + (i * kVecs + w) * kLanes); }
+  void set(int i, int w, Vec v) { store<F32>(values + (i * kVecs + w) * kLanes, v); }
+};
+
+// The queries of a block of heads, laid out for GroupDot: products are taken in bf16 where the
+// instruction set can, else in fp32.
+template <class E>
+class BlockQueries {
+ public:
+  using T = typename E::Storage;
+  static constexpr bool kDirect = sizeof(T) == 4 || (kIsBf16<E> && kHasBf16Dot);
+  using Key = std::conditional_t<kDirect, E, F32>;
+  using Product = GroupDot<Key>;
+
+  // Query heads at q, q + stride, ...; of the kHeads only n exist.
+  void load(const T* q, int64_t stride, int64_t n, int64_t head_dim) {
+    constexpr int kStep = Product::kStep;
+    head_dim_ = head_dim;
+    std::memset(values_, 0, sizeof(values_[0]) * kHeads * head_dim);
+    for (int64_t h = 0; h < n; ++h) {
+      const auto* row = key(q + h * stride, 0);
+      for (int64_t d = 0; d < head_dim; d += kStep) {
+        std::memcpy(values_ + d * kHeads + h * kStep, row + d, kStep * sizeof(*row));
       }
-    };
-    int64_t d = 0;
-    for (; d + D::kWidth <= head_dim; d += D::kWidth) {
-      step([&](const auto* row) { return D::load(row + d); });
-    }
-    if (d < head_dim) step([&](const auto* row) { return D::load(row + d, head_dim - d); });
-    for (int h = 0; h < n_heads; ++h) {
-      reduce_add4(sums[h][0], sums[h][1], sums[h][2], sums[h][3], scores[h] + i);
     }
   }
-}
 
-// The part of `range` that lies in the tile, summed.
-float range_sum(const float* weights, SlotRange range, int64_t begin, int n) {
-  const int64_t first = range.begin > begin ? range.begin - begin : 0;
-  const int64_t last = range.end - begin < n ? range.end - begin : n;
-  Vec sum{};
-  for (int64_t i = first; i < last; i += kLanes) {
-    const int64_t left = last - i;
-    sum += load<Element<DType::kFloat32>>(weights + i, left < kLanes ? left : kLanes);
+  // scores = scale * q . k for every key of the tile, rounded up to a multiple of kKeys. Asks for
+  // the keys of the tile `ahead`.
+  void score(const TileRows<T>& rows, float scale, const TileRows<T>& ahead, TileScores& scores) {
+    const int64_t row_bytes = head_dim_ * static_cast<int64_t>(sizeof(T));
+    for (int i = 0; i < rows.n; i += kKeys) {
+      const typename Key::Storage* k[kKeys];
+      for (int j = 0; j < kKeys; ++j) k[j] = key(rows.k[i + j], j);
+      for (int j = i; j < i + kKeys && j < ahead.n; ++j) prefetch(ahead.k[j], row_bytes);
+      Vec sums[kKeys][kVecs] = {};
+      const typename Key::Storage* q = values_;
+      for (int64_t d = 0; d < head_dim_; d += Product::kStep) {
+        typename Product::Operand queries[kVecs];
+        LT_UNROLL
+        for (int w = 0; w < kVecs; ++w, q += Product::kWidth) queries[w] = Product::load(q);
+        LT_UNROLL
+        for (int j = 0; j < kKeys; ++j) {
+          const typename Product::Operand keys = Product::load_same(k[j] + d);
+          LT_UNROLL
+          for (int w = 0; w < kVecs; ++w) {
+            sums[j][w] = Product::madd(queries[w], keys, sums[j][w]);
+          }
+        }
+      }
+      LT_UNROLL
+      for (int j = 0; j < kKeys; j += 4) {
+        LT_UNROLL
+        for (int w = 0; w < kVecs; ++w) {
+          const Vec four = group_add4(sums[j][w], sums[j + 1][w], sums[j + 2][w], sums[j + 3][w]);
+          scores.set((i + j) / 4, w, four * scale);
+        }
+      }
+    }
   }
-  return reduce_add(sum);
-}
 
-// Turns one head's raw scores into weights e^(scale * score - max) and returns what the accumulator
-// must be multiplied with because the maximum rose.
-float softmax_tile(float* scores, int n, float scale, Statistics& s) {
-  using F = Element<DType::kFloat32>;
-  for (int i = 0; i < n; i += kLanes) store<F>(scores + i, load<F>(scores + i) * scale);
-  for (int i = n; i % kLanes != 0; ++i) scores[i] = -INFINITY;
-  Vec top = broadcast(s.max);
-  for (int i = 0; i < n; i += kLanes) top = max(top, load<F>(scores + i));
-  const float new_max = reduce_max(top);
-  // As long as every score is -inf, the weights are 0 and not e^(inf - inf).
-  const float base = new_max == -INFINITY ? 0.0f : new_max;
-  const float correction = new_max == s.max ? 1.0f : exp(broadcast(s.max - base))[0];
-  Vec sum{};
-  for (int i = 0; i < n; i += kLanes) {
-    const Vec weights = exp(load<F>(scores + i) - base);
-    sum += weights;
-    store<F>(scores + i, weights);
+ private:
+  // The row as Product takes it, in the scratch row `j` where it must be converted.
+  const typename Key::Storage* key(const T* row, int j) {
+    if constexpr (kDirect) {
+      return row;
+    } else {
+      widen_row<E>(row, head_dim_, scratch_[j]);
+      return scratch_[j];
+    }
   }
-  s.max = new_max;
-  s.sum = s.sum * correction + reduce_add(sum);
-  s.mass[0] *= correction;
-  s.mass[1] *= correction;
-  return correction;
+
+  int64_t head_dim_;
+  alignas(64) typename Key::Storage values_[kHeads * kMaxHeadDim];
+  alignas(64) float scratch_[kDirect ? 1 : kKeys][kMaxHeadDim];
+};
+
+// The running softmax of a block of heads. max is the same in all lanes of a head's group; of the
+// sums each lane holds a part.
+struct BlockSoftmax {
+  Vec max[kVecs], sum[kVecs], sinks[kVecs], recent[kVecs];
+
+  void clear() {
+    LT_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      max[w] = broadcast(-INFINITY);
+      sum[w] = sinks[w] = recent[w] = Vec{};
+    }
+  }
+};
+
+inline Vec select(IntVec mask, Vec yes, Vec no) {
+  return bit_cast<Vec>((bit_cast<IntVec>(yes) & mask) | (bit_cast<IntVec>(no) & ~mask));
 }
 
-// acc_h = correction_h * acc_h + sum over the tile of weight_hi * v_i, for kVectors vectors of
-// columns from `column` on; of the last one only `left` columns exist.
-template <class E, int n_heads, int n_vectors, bool partial>
-inline void accumulate_columns(const TileRows<typename E::Storage>& rows,
-                               const float (*weights)[kTile], const float* correction,
-                               int64_t column, int64_t left, float* const* acc) {
-  using F = Element<DType::kFloat32>;
+// Which lanes of score vector i hold keys in [begin, end) of the tile.
+inline IntVec keys_between(int i, int64_t begin, int64_t end) {
+  IntVec key;
+  for (int lane = 0; lane < kLanes; ++lane) key[lane] = 4 * i + lane % 4;
+  const auto bound = [](int64_t x) {
+    return static_cast<int32_t>(x < 0 ? 0 : (x > kTile ? kTile : x));
+  };
+  return (key >= bound(begin)) & (key < bound(end));
+}
+
+// Turns scores into weights e^(score - max). correction: what the outputs so far must be multiplied
+// with, by head, because the maximum rose.
+inline void softmax_tile(TileScores& scores, int n, BlockSoftmax& s, float* correction) {
+  const int n_vectors = (n + 3) / 4;
+  LT_UNROLL
+  for (int w = 0; w < kVecs; ++w) {
+    if (n % 4 != 0) {
+      const IntVec real = keys_between(n_vectors - 1, 0, n);
+      const Vec last = scores.get(n_vectors - 1, w);
+      scores.set(n_vectors - 1, w, select(real, last, broadcast(-INFINITY)));
+    }
+    Vec top = s.max[w];
+    for (int i = 0; i < n_vectors; ++i) top = max(top, scores.get(i, w));
+    top = group_max(top);
+    // While every score is -inf, the weights are 0 and not e^(inf - inf).
+    const Vec base = select(top == -INFINITY, Vec{}, top);
+    const Vec rise = exp(s.max[w] - base);
+    Vec sum{};
+    for (int i = 0; i < n_vectors; ++i) {
+      const Vec weights = exp(scores.get(i, w) - base);
+      sum += weights;
+      scores.set(i, w, weights);
+    }
+    s.max[w] = top;
+    s.sum[w] = fma(s.sum[w], rise, sum);
+    s.sinks[w] *= rise;
+    s.recent[w] *= rise;
+    for (int g = 0; g < kGroups; ++g) correction[w * kGroups + g] = rise[4 * g];
+  }
+}
+
+// Adds the weights of the keys [begin, end) of the tile.
+inline void add_range(const TileScores& scores, int n, int64_t begin, int64_t end, Vec* sums) {
+  const int64_t first = begin < 0 ? 0 : begin, last = end < n ? end : n;
+  for (int64_t i = first / 4; 4 * i < last; ++i) {
+    const IntVec inside = keys_between(static_cast<int>(i), first, last);
+    LT_UNROLL
+    for (int w = 0; w < kVecs; ++w) {
+      sums[w] += select(inside, scores.get(static_cast<int>(i), w), Vec{});
+    }
+  }
+}
+
+// acc_h = correction_h * acc_h + sum over the tile of weight_hi * v_i, for n_pairs pairs of column
+// vectors from `column` on. Asks for the values of the tile `ahead`.
+template <class E, int n_heads, int n_pairs>
+inline void accumulate_pairs(const TileRows<typename E::Storage>& rows, const TileScores& weights,
+                             const float* correction, int64_t column, float (*acc)[kMaxHeadDim],
+                             const TileRows<typename E::Storage>& ahead, int64_t ahead_bytes) {
   // From zero rather than from acc: short sums round less.
-  Vec sums[n_heads][n_vectors] = {};
+  VecPair sums[n_heads][n_pairs] = {};
   for (int i = 0; i < rows.n; ++i) {
+    if (i < ahead.n && ahead_bytes > 0) prefetch(ahead.v[i], ahead_bytes);
     const typename E::Storage* v = rows.v[i] + column;
-    Vec values[n_vectors];
-    for (int c = 0; c < n_vectors; ++c) {
-      values[c] = partial ? load<E>(v + c * kLanes, left) : load<E>(v + c * kLanes);
-    }
+    VecPair values[n_pairs];
+    LT_UNROLL
+    for (int c = 0; c < n_pairs; ++c) values[c] = load_pair<E>(v + c * 2 * kLanes);
+    LT_UNROLL
     for (int h = 0; h < n_heads; ++h) {
-      const Vec weight = broadcast(weights[h][i]);
-      for (int c = 0; c < n_vectors; ++c) sums[h][c] = fma(weight, values[c], sums[h][c]);
+      const Vec weight = broadcast(weights.values[TileScores::at(h, i)]);
+      LT_UNROLL
+      for (int c = 0; c < n_pairs; ++c) {
+        sums[h][c].first = fma(weight, values[c].first, sums[h][c].first);
+        sums[h][c].second = fma(weight, values[c].second, sums[h][c].second);
+      }
     }
   }
+  LT_UNROLL
   for (int h = 0; h < n_heads; ++h) {
     const Vec scale = broadcast(correction[h]);
-    for (int c = 0; c < n_vectors; ++c) {
-      float* to = acc[h] + column + c * kLanes;
-      store<F>(to, fma(load<F>(to), scale, sums[h][c]));
+    LT_UNROLL
+    for (int c = 0; c < n_pairs; ++c) {
+      float* to = acc[h] + column + c * 2 * kLanes;
+      store<F32>(to, fma(load<F32>(to), scale, sums[h][c].first));
+      store<F32>(to + kLanes, fma(load<F32>(to + kLanes), scale, sums[h][c].second));
     }
   }
 }
 
+// The same for the `n` columns, at most kLanes, behind the last pair.
 template <class E, int n_heads>
-void accumulate_tile(const TileRows<typename E::Storage>& rows, const float (*weights)[kTile],
-                     const float* correction, int64_t head_dim, float* const* acc) {
-  int64_t d = 0;
-  for (; d + kColumns * kLanes <= head_dim; d += kColumns * kLanes) {
-    accumulate_columns<E, n_heads, kColumns, false>(rows, weights, correction, d, 0, acc);
+inline void accumulate_rest(const TileRows<typename E::Storage>& rows, const TileScores& weights,
+                            const float* correction, int64_t column, int64_t n,
+                            float (*acc)[kMaxHeadDim]) {
+  Vec sums[n_heads] = {};
+  for (int i = 0; i < rows.n; ++i) {
+    const typename E::Storage* v = rows.v[i] + column;
+    const Vec values = n < kLanes ? load<E>(v, n) : load<E>(v);
+    LT_UNROLL
+    for (int h = 0; h < n_heads; ++h) {
+      sums[h] = fma(broadcast(weights.values[TileScores::at(h, i)]), values, sums[h]);
+    }
   }
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    accumulate_columns<E, n_heads, 1, false>(rows, weights, correction, d, 0, acc);
+  LT_UNROLL
+  for (int h = 0; h < n_heads; ++h) {
+    float* to = acc[h] + column;
+    store<F32>(to, fma(load<F32>(to), broadcast(correction[h]), sums[h]));
   }
-  if (d < head_dim) {
-    accumulate_columns<E, n_heads, 1, true>(rows, weights, correction, d, head_dim - d, acc);
+}
+
+template <class E, int n_heads>
+void accumulate_tile(const TileRows<typename E::Storage>& rows, const TileScores& weights,
+                     const float* correction, int64_t head_dim, float (*acc)[kMaxHeadDim],
+                     const TileRows<typename E::Storage>& ahead) {
+  constexpr int64_t kColumns = 2 * kLanes;
+  int64_t d = 0, ahead_bytes = head_dim * static_cast<int64_t>(sizeof(typename E::Storage));
+  for (; d + kPairs * kColumns <= head_dim; d += kPairs * kColumns, ahead_bytes = 0) {
+    accumulate_pairs<E, n_heads, kPairs>(rows, weights, correction, d, acc, ahead, ahead_bytes);
+  }
+  for (; d + kColumns <= head_dim; d += kColumns, ahead_bytes = 0) {
+    accumulate_pairs<E, n_heads, 1>(rows, weights, correction, d, acc, ahead, ahead_bytes);
+  }
+  for (; d < head_dim; d += kLanes) {
+    accumulate_rest<E, n_heads>(rows, weights, correction, d,
+                                head_dim - d < kLanes ? head_dim - d : kLanes, acc);
   }
 }
 

@@ -22,6 +22,10 @@
 
 #include "element.h"
 
+// Before a loop over an array of vectors that must stay in registers: GCC keeps it in memory unless
+// it unrolls the loop early.
+#define LT_UNROLL _Pragma("GCC unroll 16")
+
 namespace lighttransfer::cpu {
 namespace {
 
@@ -67,9 +71,16 @@ inline Vec fp32_from_fp16(HalfVec h) {
 }
 
 template <class E>
+constexpr bool kIsBf16 = std::is_same_v<E, Element<DType::kBFloat16>>;
+
+template <class E>
 inline Vec widen(HalfVec h) {
-  if constexpr (std::is_same_v<E, Element<DType::kBFloat16>>) {
+  if constexpr (kIsBf16<E>) {
+#if defined(__AVX512F__)  // GCC 12 would convert in halves
+    return bit_cast<Vec>(bit_cast<IntVec>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(h))) << 16);
+#else
     return bit_cast<Vec>(__builtin_convertvector(h, IntVec) << 16);
+#endif
   } else {
     return fp32_from_fp16(h);
   }
@@ -105,16 +116,21 @@ inline Vec load(const typename E::Storage* from, int64_t n) {
 #endif
 }
 
+// The bf16 next to each lane, in the upper half of the lane; ties go to even, NaN stays NaN.
+inline IntVec round_to_bf16(Vec v) {
+  const IntVec bits = bit_cast<IntVec>(v);
+  const IntVec rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const IntVec nan = (bits & 0x7fffffff) > 0x7f800000;
+  return ((rounded & ~nan) | (nan & 0x7fc00000)) & ~0xffff;
+}
+
 // Rounds to nearest even.
 template <class E>
 inline void store(typename E::Storage* to, Vec v) {
   if constexpr (sizeof(*to) == 4) {
     std::memcpy(to, &v, sizeof(v));
-  } else if constexpr (std::is_same_v<E, Element<DType::kBFloat16>>) {
-    const IntVec bits = bit_cast<IntVec>(v);
-    const IntVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const IntVec nan = (bits & 0x7fffffff) > 0x7f800000;
-    const HalfVec h = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), HalfVec);
+  } else if constexpr (kIsBf16<E>) {
+    const HalfVec h = __builtin_convertvector((round_to_bf16(v) >> 16) & 0xffff, HalfVec);
     std::memcpy(to, &h, sizeof(h));
   } else {
 #if defined(__AVX512F__)
@@ -134,6 +150,35 @@ inline void store(typename E::Storage* to, Vec v, int64_t n) {
   typename E::Storage lanes[kLanes];
   store<E>(lanes, v);
   for (int64_t i = 0; i < n; ++i) to[i] = lanes[i];
+}
+
+// 2 * kLanes elements in the order that is cheapest to convert: bf16 by even and odd positions, the
+// others by halves. What is the same for both vectors, or goes back through store_pair, need not
+// care.
+struct VecPair {
+  Vec first, second;
+};
+
+template <class E>
+inline VecPair load_pair(const typename E::Storage* from) {
+  if constexpr (kIsBf16<E>) {
+    IntVec bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    return {bit_cast<Vec>(bits << 16), bit_cast<Vec>(bits & ~0xffff)};
+  } else {
+    return {load<E>(from), load<E>(from + kLanes)};
+  }
+}
+
+template <class E>
+inline void store_pair(typename E::Storage* to, VecPair v) {
+  if constexpr (kIsBf16<E>) {
+    const IntVec bits = ((round_to_bf16(v.first) >> 16) & 0xffff) | round_to_bf16(v.second);
+    std::memcpy(to, &bits, sizeof(bits));
+  } else {
+    store<E>(to, v.first);
+    store<E>(to + kLanes, v.second);
+  }
 }
 
 // --- Arithmetic. ---
@@ -178,50 +223,6 @@ inline float reduce_add(Vec v) {
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
   return lanes[0];
-}
-
-inline float reduce_max(Vec v) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof(v));
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    }
-  }
-  return lanes[0];
-}
-
-// to[i] = the sum of v_i's lanes: four dot products end at the cost of about one.
-inline void reduce_add4(Vec v0, Vec v1, Vec v2, Vec v3, float* to) {
-#if defined(__AVX512F__)
-  // Halves of two vectors side by side, added, then quarters: lane group i holds v_i.
-  const __m512 a =
-      _mm512_shuffle_f32x4(v0, v1, 0x44) + _mm512_shuffle_f32x4(v0, v1, 0xee);  // v0 v0 v1 v1
-  const __m512 b =
-      _mm512_shuffle_f32x4(v2, v3, 0x44) + _mm512_shuffle_f32x4(v2, v3, 0xee);  // v2 v2 v3 v3
-  const __m512 c = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
-  const __m512 d = c + _mm512_permute_ps(c, 0x4e);
-  const __m512 sums = d + _mm512_permute_ps(d, 0xb1);
-  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(
-                        _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), sums)));
-#else
-  typedef float Quad __attribute__((vector_size(16)));
-#if defined(__AVX2__)
-  const auto fold = [](Vec v) {
-    return bit_cast<Quad>(_mm256_castps256_ps128(v)) + bit_cast<Quad>(_mm256_extractf128_ps(v, 1));
-  };
-  const Quad q0 = fold(v0), q1 = fold(v1), q2 = fold(v2), q3 = fold(v3);
-#else
-  const Quad q0 = v0, q1 = v1, q2 = v2, q3 = v3;
-#endif
-  const Quad a = __builtin_shufflevector(q0, q1, 0, 1, 4, 5) +
-                 __builtin_shufflevector(q0, q1, 2, 3, 6, 7);  // v0 v0 v1 v1
-  const Quad b = __builtin_shufflevector(q2, q3, 0, 1, 4, 5) +
-                 __builtin_shufflevector(q2, q3, 2, 3, 6, 7);  // v2 v2 v3 v3
-  const Quad sums =
-      __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
-  std::memcpy(to, &sums, sizeof(sums));
-#endif
 }
 
 // e^x within about 1 ulp, over the whole range: 0 for -inf, subnormals, +inf above 88.7; NaN for
@@ -280,9 +281,88 @@ struct Dot<Element<DType::kBFloat16>> {
 };
 #endif
 
-// On its way into the first-level cache while something else is computed.
-inline void prefetch(const void* address) {
-  __builtin_prefetch(address);
+// --- Groups of four lanes: each a vector of its own, with one query head to itself. ---
+
+constexpr int kGroups = kLanes / 4;
+
+template <int i0, int i1, int i2, int i3>
+inline Vec permute_groups(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_permute_ps(v, i0 | i1 << 2 | i2 << 4 | i3 << 6);
+#elif defined(__AVX2__)
+  return _mm256_permute_ps(v, i0 | i1 << 2 | i2 << 4 | i3 << 6);
+#else
+  return __builtin_shufflevector(v, v, i0, i1, i2, i3);
+#endif
+}
+
+// Lanes i0, i1 of each group of a, then i2, i3 of b.
+template <int i0, int i1, int i2, int i3>
+inline Vec shuffle_groups(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_shuffle_ps(a, b, i0 | i1 << 2 | i2 << 4 | i3 << 6);
+#elif defined(__AVX2__)
+  return _mm256_shuffle_ps(a, b, i0 | i1 << 2 | i2 << 4 | i3 << 6);
+#else
+  return __builtin_shufflevector(a, b, i0, i1, 4 + i2, 4 + i3);
+#endif
+}
+
+// The sum, or the maximum, of each group in all of its lanes.
+inline Vec group_add(Vec v) {
+  v += permute_groups<2, 3, 0, 1>(v);
+  return v + permute_groups<1, 0, 3, 2>(v);
+}
+
+inline Vec group_max(Vec v) {
+  v = max(v, permute_groups<2, 3, 0, 1>(v));
+  return max(v, permute_groups<1, 0, 3, 2>(v));
+}
+
+// Lane i of each group: the sum of that group of v_i.
+inline Vec group_add4(Vec v0, Vec v1, Vec v2, Vec v3) {
+  const Vec a = shuffle_groups<0, 1, 0, 1>(v0, v1) + shuffle_groups<2, 3, 2, 3>(v0, v1);
+  const Vec b = shuffle_groups<0, 1, 0, 1>(v2, v3) + shuffle_groups<2, 3, 2, 3>(v2, v3);
+  return shuffle_groups<0, 2, 0, 2>(a, b) + shuffle_groups<1, 3, 1, 3>(a, b);
+}
+
+// Dot products of one row of E with the rows of all groups at once: kStep elements of the row, the
+// same in every group, meet kStep elements of each group's row.
+template <class E>
+struct GroupDot;
+
+template <>
+struct GroupDot<Element<DType::kFloat32>> : Dot<Element<DType::kFloat32>> {
+  static constexpr int kStep = 4;
+  static inline Operand load_same(const float* p) {
+#if defined(__AVX512F__)
+    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+#elif defined(__AVX2__)
+    return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+#else
+    return load(p);
+#endif
+  }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct GroupDot<Element<DType::kBFloat16>> : Dot<Element<DType::kBFloat16>> {
+  static constexpr int kStep = 8;
+  static inline Operand load_same(const uint16_t* p) {
+    return bit_cast<__m512bh>(
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+};
+constexpr bool kHasBf16Dot = true;
+#else
+constexpr bool kHasBf16Dot = false;
+#endif
+
+// Asks for the `bytes` from `address` on, one cache line at a time.
+inline void prefetch(const void* address, int64_t bytes) {
+  const char* line = static_cast<const char*>(address);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i, 0, 2);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ value that broke it.
 
 from .attention import prefill_attn, prefill_attn_lazy
 from .decode import streaming_decode
+from .isa import cpu_isa
 from .kv import append_kv_, compact_kv_, gather_kv
 from .mass import lazy_ratio, retained_mass
 from .state import merge_states
@@ -16,6 +17,7 @@ from .state import merge_states
 __all__ = [
     "append_kv_",
     "compact_kv_",
+    "cpu_isa",
     "gather_kv",
     "lazy_ratio",
     "merge_states",
