@@ -105,37 +105,50 @@ class LightTransferCache(PagedCache):
 
     @property
     def is_croppable(self) -> bool:
-        """Whether tokens can be taken back: not once a ring has overwritten what they replaced."""
-        return all(
-            n == 0 or length <= layer.window.size
-            for layer in self.attention_layers
-            for n, length in zip(layer.recent, self.lengths, strict=False)
-        )
+        """Whether tokens can be taken back: no ring has overwritten anything, or calls are recorded."""
+        return self.records_past or self._holds_all()
+
+    def activate_past_recording(self) -> None:
+        """From the next call on, what rings overwrite is kept until :meth:`crop`, which can then take tokens back.
+
+        While calls are recorded only the first prompt chooses layers; a deferred choice stays deferred.
+        """
+        for layer in self.attention_layers:
+            layer.record_past = True
+        self._forget_calls()
+
+    def stop_recording(self) -> None:
+        """The calls so far stay, and later ones are not recorded."""
+        for layer in self.attention_layers:
+            layer.record_past = False
+        self._forget_calls()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last ``-tokens_to_remove`` tokens of every row.
+        """Forgets the last ``-tokens_to_remove`` tokens of every row, and what was recorded.
 
         Raises:
             ValueError: a positive number, or more tokens than a row has.
-            NotImplementedError: a ring has wrapped; what the tokens overwrote is gone.
+            NotImplementedError: a ring has overwritten what these tokens replaced, and the calls were not recorded.
         """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
-        if tokens_to_remove == 0 or not self.lengths:
-            return
-        if min(self.lengths) + tokens_to_remove < 0:
-            raise ValueError(
-                f"tokens_to_remove must leave every row 0 or more, got {tokens_to_remove} of {self.lengths}"
-            )
-        if not self.is_croppable:
-            raise NotImplementedError(
-                "a streaming layer's ring has wrapped: what the last tokens overwrote is gone, so they cannot be taken "
-                "back (assisted decoding needs every sequence inside the window, or full layers)"
-            )
-        self._set_lengths([length + tokens_to_remove for length in self.lengths])
-        self._seen += tokens_to_remove
-        for layer in self.attention_layers:
-            layer.resize(self.lengths)
+        n_tokens = -tokens_to_remove
+        if n_tokens and self.lengths:
+            if min(self.lengths) < n_tokens:
+                raise ValueError(f"tokens_to_remove must leave every row 0 or more, got {-n_tokens} of {self.lengths}")
+            if not self._holds_all():
+                if not self._can_undo(n_tokens):
+                    raise NotImplementedError(
+                        "a streaming layer's ring has wrapped: what the last tokens overwrote is gone, so they cannot "
+                        "be taken back unless activate_past_recording() was called before them"
+                    )
+                self._undo(n_tokens)
+            self._set_lengths([length - n_tokens for length in self.lengths])
+            self._seen -= n_tokens
+            for layer in self.attention_layers:
+                layer.resize(self.lengths)
+                layer.blocks.flush()
+        self._forget_calls()
 
     def reset(self) -> None:
         """Forgets everything; the settings stay."""

@@ -203,7 +203,7 @@ class LayerChoice:
 
     def measures_next(self) -> bool:
         """Whether the next decode step is one of the last ``n_last`` before a deferred choice."""
-        if self._policy.is_fixed:
+        if self._policy.is_fixed or self._cache.records_past:
             return False
         first = self._limit + 1 - self._cache.settings.n_last
         return any(

@@ -136,14 +136,14 @@ def _prepare_cache_for_generation(
         )
     own = {name: model_kwargs.get(name) for name in _CACHE_NAMES}
     result = _original(self, "_prepare_cache_for_generation")(generation_config, model_kwargs, *args, **kwargs)
+    if generation_config.is_assistant:  # drafts are taken back beyond the prompt, further than a cut layer remembers
+        return result
     for name in _CACHE_NAMES:
         if own[name] is None and type(model_kwargs.get(name)) is DynamicCache:
             max_length = kwargs.get("max_cache_length", args[2] if len(args) > 2 else None)
             model_kwargs[name] = LightTransferCache(
                 self.config, max_length=max_length, process_group=_tensor_parallel_group(self)
             )
-            if generation_config.is_assistant:
-                model_kwargs[name].activate_past_recording()
     return result
 
 
@@ -157,6 +157,8 @@ def _prefill(
 ) -> Any:
     """``generate`` reads the prompt here; one that it will read in chunks is announced to the cache."""
     cache = next((model_kwargs[name] for name in _CACHE_NAMES if model_kwargs.get(name) is not None), None)
+    if isinstance(cache, LightTransferCache):
+        cache.stop_recording()  # tokens of an earlier assisted call are final
     if not isinstance(cache, LightTransferCache) or generation_config.prefill_chunk_size is None:
         return _original(self, "_prefill")(input_ids, generation_config, model_kwargs, *args, **kwargs)
     mask = model_kwargs.get("attention_mask")
@@ -166,6 +168,34 @@ def _prefill(
     if cache.prefill_is_open:
         cache.end_prefill()
     return outputs
+
+
+class PromptFirst:
+    """A candidate generator whose first proposal is dropped, as if none of its tokens had been right.
+
+    Assisted decoding would read the prompt and a draft behind it in one call. The layers are chosen on the prompt, and
+    the draft must be read by the model that streams: so the prompt goes first, alone.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self._is_first = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def get_candidates(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+        """The tokens with a proposed continuation, and the continuation's logits if there are any."""
+        result: tuple[torch.Tensor, Any] = self._generator.get_candidates(input_ids, *args, **kwargs)
+        if not self._is_first:
+            return result
+        self._is_first = False
+        return result[0][:, : input_ids.shape[1]], None
+
+
+def _get_candidate_generator(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+    generator = _original(self, "_get_candidate_generator")(*args, **kwargs)
+    return PromptFirst(generator)
 
 
 def _tensor_parallel_group(model: PreTrainedModel) -> Any:
@@ -179,4 +209,5 @@ def _tensor_parallel_group(model: PreTrainedModel) -> Any:
 _HOOKS: dict[str, Callable[..., Any]] = {
     "_prepare_cache_for_generation": _prepare_cache_for_generation,
     "_prefill": _prefill,
+    "_get_candidate_generator": _get_candidate_generator,
 }

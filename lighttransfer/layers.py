@@ -13,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 from . import ops
 from .paging import BlockTable
 from .pool import KVPool
+from .undo import Undo, token_undo
 from .window import RetainedWindow
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class CacheLayer(CacheLayerMixin):
         self.appended = True  # whether the keys of the step lie in the pool
         self.attended = False  # whether the step is done here
         self.last_queries: LastQueries | None = None  # of a prompt that comes in chunks
+        self.record_past = False  # transformers' flag: calls can be taken back until the next crop
+        self.undo: list[Undo | None] = []  # of the calls since
         self.decode_masses: list[Tensor] = []  # [B, H_q, 2] of the latest decode steps, while a choice is deferred
 
     @property
@@ -227,11 +230,13 @@ class CacheLayer(CacheLayerMixin):
         if self.is_initialized:
             self.blocks.release()
         self.is_initialized, self.recent = False, []
-        self.last_queries, self.decode_masses = None, []
+        self.last_queries, self.decode_masses, self.undo = None, [], []
 
     def decode(self, call: Call) -> Tensor:
         """One new token per row, written and attended to: ``[B, 1, H_q, D]``."""
         cache = self.cache
+        if self.record_past:
+            self.undo[-1] = token_undo(self, cache.lengths)
         mass_n_recent = cache.mass_n_recent if self.competes else -1
         out, lse, mass = _streaming_decode(
             call.q,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,13 @@ class OpenPrefill:
         self.length = length
         self.columns = columns
         self.lengths = lengths
+
+
+class RecordedCall(NamedTuple):
+    """A call that can be taken back: its columns, and whether some are padding."""
+
+    n_tokens: int
+    is_padded: bool
 
 
 class PagedCache(Cache):
@@ -81,6 +88,7 @@ class PagedCache(Cache):
         self._layers_left = 0  # of the call in progress
         self._quiet = 0  # decode steps for which the host has nothing to do
         self._wake_at: list[int] = []  # for each row the length at which it has
+        self._recorded: list[RecordedCall] = []  # the calls that can be taken back
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -154,6 +162,8 @@ class PagedCache(Cache):
         self._step = self._prompt_step(n_tokens, mask) if is_prompt else None
         for layer in self.attention_layers:
             layer.attended, layer.appended = False, not is_prompt
+            if self.records_past:
+                layer.undo.append(None)
         if not is_prompt:
             if self._quiet == 0:
                 self._prepare_decode()
@@ -167,7 +177,8 @@ class PagedCache(Cache):
         if prefill is not None and prefill.columns == self._seen and prefill.length == n_tokens:
             prefill = self._prefill = None  # one chunk after all
         if prefill is None:
-            step.decides = self.choice.due(step.totals)
+            # While drafts are verified no call is a prompt but the first.
+            step.decides = self.choice.due(step.totals) if not self.records_past or self._seen == 0 else []
         else:
             step.keeps_queries = self.choice.is_open
         return step
@@ -180,6 +191,8 @@ class PagedCache(Cache):
     def _end(self, n_tokens: int) -> None:
         step, self._step = self._step, None
         self._seen += n_tokens
+        if self.records_past:
+            self._recorded.append(RecordedCall(n_tokens, step is not None and step.is_padded))
         if step is None:
             self.lengths = [length + 1 for length in self.lengths]
             for clock in self.clocks.values():
@@ -205,6 +218,52 @@ class PagedCache(Cache):
         for row in due:
             self._wake_at[row] = self.choice.wake_at(row)
         self._quiet = max(1, min(self._wake_at[row] - length for row, length in enumerate(self.lengths)))
+
+    # Taking tokens back.
+
+    @property
+    def records_past(self) -> bool:
+        """Whether calls can be taken back until the next crop."""
+        return any(layer.record_past for layer in self.attention_layers)
+
+    def _forget_calls(self) -> None:
+        self._recorded = []
+        for layer in self.attention_layers:
+            layer.undo = []
+
+    def _holds_all(self) -> bool:
+        """Whether no ring has overwritten anything, so that tokens go by counting less."""
+        return all(
+            n == 0 or length <= layer.window.size
+            for layer in self.attention_layers
+            for n, length in zip(layer.recent, self.lengths, strict=False)
+        )
+
+    def _can_undo(self, n_tokens: int) -> bool:
+        """Whether the recorded calls know all that the last ``n_tokens`` tokens have overwritten."""
+        for at in range(len(self._recorded) - 1, -1, -1):
+            call = self._recorded[at]
+            known = all(layer.undo[at] is not None or not self._has_wrapped(layer) for layer in self.attention_layers)
+            if call.is_padded or not known:
+                return False
+            n_tokens -= call.n_tokens
+            if n_tokens <= 0:
+                return True
+        return False
+
+    def _has_wrapped(self, layer: CacheLayer) -> bool:
+        rows = zip(layer.recent, self.lengths, strict=True)
+        return any(n > 0 and length > layer.window.size for n, length in rows)
+
+    def _undo(self, n_tokens: int) -> None:
+        """Puts back what the last ``n_tokens`` tokens have overwritten."""
+        for at in range(len(self._recorded) - 1, -1, -1):
+            count = min(n_tokens, self._recorded[at].n_tokens)
+            for layer in self.attention_layers:
+                undo = layer.undo[at]
+                if undo is not None and count > 0:
+                    undo.undo(layer, count)
+            n_tokens -= count
 
     # For layers.
 

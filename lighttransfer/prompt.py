@@ -18,6 +18,7 @@ from torch import Tensor
 from . import ops
 from .layers import apply_sink_logit, sink_logit_mass
 from .selection import LayerSignal
+from .undo import ChunkUndo
 from .window import RetainedWindow
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ def attend(layer: CacheLayer, call: Call, step: PromptStep) -> Tensor:
 
 def _attend_ring(layer: CacheLayer, rows: Sequence[int], call: Call, step: PromptStep) -> Tensor:
     keys = _visible_keys(layer, rows, call, step)
+    if layer.record_past:
+        layer.undo[-1] = ChunkUndo(list(rows), [step.lengths[row] for row in rows], keys)
     out, lse = ops.prefill_attn(
         call.q,
         keys.k,

@@ -80,19 +80,13 @@ def assistant() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("mode", SPECULATION)
-def test_speculation_with_every_layer_full_gives_the_greedy_tokens(model: PreTrainedModel, mode: str) -> None:
-    enable(model, full_layers=1.0)
+@pytest.mark.parametrize("full_layers", [5, 2])
+def test_speculation_gives_the_greedy_tokens(model: PreTrainedModel, mode: str, full_layers: int) -> None:
+    """Rejected drafts put back what they overwrote in the rings."""
+    enable(model, full_layers=full_layers)
     ids = torch.tensor([tiny_models.prompt(9, seed=3) * 5])
     expected = model.generate(ids, max_new_tokens=40, do_sample=False)
     assert torch.equal(model.generate(ids, max_new_tokens=40, do_sample=False, **SPECULATION[mode]()), expected)
-
-
-@pytest.mark.parametrize("mode", SPECULATION)
-def test_speculation_over_a_wrapped_ring_is_refused(model: PreTrainedModel, mode: str) -> None:
-    enable(model)
-    ids = torch.tensor([tiny_models.prompt(9, seed=3) * 5])
-    with pytest.raises(ValueError, match="cache that can be cropped"):
-        model.generate(ids, max_new_tokens=40, do_sample=False, **SPECULATION[mode]())
 
 
 @torch.no_grad()
