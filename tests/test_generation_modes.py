@@ -54,6 +54,42 @@ def test_beam_search(model: PreTrainedModel, num_beams: int) -> None:
     assert torch.equal(model.generate(ids, **kwargs), expected)
 
 
+MOVES = {
+    "reorder_cache": lambda cache: (cache.reorder_cache(torch.tensor([2, 0, 1])), [2, 0, 1]),
+    "batch_select_indices": lambda cache: (cache.batch_select_indices(torch.tensor([2, 0, 1, 0])), [2, 0, 1, 0]),
+    "mask": lambda cache: (cache.batch_select_indices(torch.tensor([False, True, True])), [1, 2]),
+    "batch_repeat_interleave": lambda cache: (cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("move", MOVES)
+def test_rows_move_with_their_choice_and_write_to_pages_of_their_own(model: PreTrainedModel, move: str) -> None:
+    """Rows that chose differently and one whose choice is open change places; copies then go their own ways."""
+    references = enable(model, page_size=4)
+    prompts = [*PROMPTS[:2], tiny_models.prompt(5, seed=1)]
+    cache = LightTransferCache(model.config)
+    ids, mask = tiny_models.left_pad(prompts)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    settings = {"past_key_values": cache, "use_cache": True}
+    model(input_ids=ids, attention_mask=mask, position_ids=positions, **settings)
+    assert streaming(cache)[0] != streaming(cache)[1]
+    assert not cache.report().requests[2].is_decided
+
+    _, source = MOVES[move](cache)
+    rows = [list(prompts[row]) for row in source]
+    logits = []
+    for step in range(25):
+        tokens = [[(7 * step + 11 * at) % 90 + 2] for at in range(len(rows))]
+        positions = torch.tensor([[len(row)] for row in rows])
+        logits.append(model(input_ids=torch.tensor(tokens), position_ids=positions, **settings).logits[:, -1])
+        rows = [[*row, *token] for row, token in zip(rows, tokens, strict=True)]
+    lengths = [len(prompts[row]) + 1 for row in source]
+    run = Run([[*row, 0] for row in rows], lengths, torch.stack(logits, 1), cache)
+    at = [2 * WINDOW_SIZE + 1 if row == 2 else len(prompts[row]) for row in source]
+    references.check(run, [dict.fromkeys(cut, at) for cut, at in zip(streaming(cache), at, strict=True)])
+
+
 def test_sampling_with_several_sequences_per_prompt(model: PreTrainedModel) -> None:
     references = enable(model)
     choices = [references.choice(prompt, rule="lazy_ratio", n_full=2) for prompt in EQUAL]
