@@ -1,0 +1,80 @@
+"""``lighttransfer demo``: a real model, a long prompt, and what a streaming half of its layers changes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from lighttransfer.models import load_smollm2
+from lighttransfer.prompts import Prompt, needle_prompt, question_prompt
+
+from .options import (
+    UsageError,
+    add_cache_options,
+    add_dtype_options,
+    add_output_options,
+    device_and_dtype,
+    variants,
+)
+from .runs import compare, messages, print_comparison
+
+#: Asked about one passage of the prose in lighttransfer/data.
+QUESTION, ANSWER = "Who was the engineer who built the mole of the harbour?", "Tobias Wren"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds ``demo`` to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="a real model answers a question over a long prompt, with a full and with hybrid caches",
+        description="Loads SmolLM2-135M-Instruct, asks it about one passage of a long text, and compares the full cache "
+        "(transformers' sdpa and DynamicCache) with hybrid ones: answers, layers, K/V bytes, speed.",
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=4000, metavar="N", help="length of the prompt (4000; the model takes 8192)"
+    )
+    parser.add_argument("--new-tokens", type=int, default=32, metavar="N", help="tokens that each run generates (32)")
+    parser.add_argument(
+        "--needle", type=float, metavar="DEPTH", help="hide a secret number at this depth (0 to 1) and ask for it instead"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the needle and the prose around it (0)")
+    add_dtype_options(parser.add_argument_group("model"))
+    add_cache_options(parser)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs the demo."""
+    device, dtype = device_and_dtype(args)
+    chosen = variants(args, baseline=True)
+    console = messages()
+    with console.status("Loading SmolLM2-135M-Instruct (the first time it is converted, which takes half a minute) ..."):
+        model, tokenizer = load_smollm2(dtype, device)
+    try:
+        prompt = _prompt(args, tokenizer)
+    except ValueError as error:
+        raise UsageError(f"--prompt-tokens {args.prompt_tokens}: {error}") from error
+    console.print(
+        f"A prompt of {len(prompt.input_ids)} tokens; {prompt.depth:.0%} into it stands the answer to: "
+        f"[bold]{prompt.question}[/bold]"
+    )
+    runs = compare(
+        model, tokenizer, prompt.input_ids, chosen, new_tokens=args.new_tokens, stop_at_eos=False
+    )
+    n_layers = model.config.num_hidden_layers
+    title = f"SmolLM2-135M-Instruct, {len(prompt.input_ids)} prompt tokens, {str(model.dtype).removeprefix('torch.')}"
+    print_comparison(
+        runs,
+        n_layers,
+        as_json=args.json,
+        header={"title": title, "question": prompt.question, "answer": prompt.answer, "depth": prompt.depth},
+        answer=prompt.answer,
+        right=[prompt.is_answered_by(measured.text) for measured in runs],
+    )
+
+
+def _prompt(args: argparse.Namespace, tokenizer: Any) -> Prompt:
+    if args.needle is not None:
+        return needle_prompt(tokenizer, n_tokens=args.prompt_tokens, depth=args.needle, seed=args.seed)
+    return question_prompt(tokenizer, QUESTION, ANSWER, n_tokens=args.prompt_tokens)
