@@ -12,7 +12,18 @@ from importlib import resources
 from transformers import PreTrainedTokenizerBase
 
 #: The places whose secret numbers the needles tell.
-_PLACES = ("granary", "boathouse", "orchard", "observatory", "quarry", "bakery", "chapel", "windmill", "smithy", "dairy")
+_PLACES = (
+    "granary",
+    "boathouse",
+    "orchard",
+    "observatory",
+    "quarry",
+    "bakery",
+    "chapel",
+    "windmill",
+    "smithy",
+    "dairy",
+)
 _INTRODUCTION = "Read the following handbook and answer the question after it.\n\n"
 _SENTENCE = re.compile(r".+?(?:[.?!:;][\"']?(?=\s)|\Z)\s*", re.DOTALL)
 
@@ -30,6 +41,7 @@ class Prompt:
     Attributes:
         input_ids: the prompt's tokens, chat template included.
         question: what is asked at its end.
+        lead_in: how the assistant's answer begins, which is part of the prompt.
         answer: what a right answer contains.
         depth: where in the prose the answer stands, 0 at the start and 1 at the end.
         seed: what chose the prose and the answer.
@@ -37,6 +49,7 @@ class Prompt:
 
     input_ids: tuple[int, ...]
     question: str
+    lead_in: str
     answer: str
     depth: float
     seed: int
@@ -56,24 +69,30 @@ def passage_ids(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> list[int]:
     return (ids * (-(-n_tokens // len(ids))))[:n_tokens]
 
 
-def question_prompt(tokenizer: PreTrainedTokenizerBase, question: str, answer: str, *, n_tokens: int) -> Prompt:
+def question_prompt(
+    tokenizer: PreTrainedTokenizerBase, question: str, answer: str, *, lead_in: str = "", n_tokens: int
+) -> Prompt:
     """The prose from its start, then ``question`` about it.
 
     Args:
         answer: must occur in the part of the prose that fits.
+        lead_in: the first words of the assistant's turn; a small model finds more when its sentence is begun for it.
         n_tokens: the most tokens that the prompt may have; the prose ends with the last sentence that fits.
 
     Raises:
         ValueError: ``n_tokens`` leaves no room for the prose, or the answer does not occur in what fits.
     """
     sentences = _sentences(start=0)
-    ids, count = _fit(
-        tokenizer, lambda n: f"{_INTRODUCTION}{''.join(sentences[:n]).strip()}\n\n{question}", len(sentences), n_tokens
-    )
+
+    def build(n: int) -> list[int]:
+        text = f"{_INTRODUCTION}{''.join(sentences[:n]).strip()}\n\n{question}"
+        return chat_ids(tokenizer, text, lead_in)
+
+    ids, count = _fit(build, len(sentences), n_tokens)
     text = "".join(sentences[:count])
     if answer not in text:
         raise ValueError(f"answer must occur in the prose that fits into n_tokens={n_tokens}, got {answer!r}")
-    return Prompt(ids, question, answer, text.index(answer) / len(text), 0)
+    return Prompt(ids, question, lead_in, answer, text.index(answer) / len(text), 0)
 
 
 def needle_prompt(tokenizer: PreTrainedTokenizerBase, *, n_tokens: int, depth: float, seed: int) -> Prompt:
@@ -94,20 +113,20 @@ def needle_prompt(tokenizer: PreTrainedTokenizerBase, *, n_tokens: int, depth: f
     draw = random.Random(seed)
     place, number = draw.choice(_PLACES), str(draw.randrange(10**6, 10**7))
     needle = f"The secret number of the {place} is {number}. "
-    question = f"What is the secret number of the {place}? Answer with the number."
+    question = f"What is the secret number of the {place}?"
     sentences = _sentences(start=draw.random(), n_characters=12 * n_tokens)
     lengths = [len(sentence) for sentence in sentences]
 
-    def build(n: int) -> str:
+    def build(n: int) -> list[int]:
         goal, at, seen = depth * sum(lengths[:n]), 0, 0
         while at < n and seen + lengths[at] / 2 <= goal:
             seen += lengths[at]
             at += 1
         text = "".join(sentences[:at]) + needle + "".join(sentences[at:n])
-        return f"{_INTRODUCTION}{text.strip()}\n\n{question}"
+        return chat_ids(tokenizer, f"{_INTRODUCTION}{text.strip()}\n\n{question}")
 
-    ids, _ = _fit(tokenizer, build, len(sentences), n_tokens)
-    return Prompt(ids, question, number, depth, seed)
+    ids, _ = _fit(build, len(sentences), n_tokens)
+    return Prompt(ids, question, "", number, depth, seed)
 
 
 def needle_prompts(
@@ -121,15 +140,18 @@ def needle_prompts(
     ]
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """``text`` as a user's turn, up to where the assistant answers; as it is where there is no chat template."""
+def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str, lead_in: str = "") -> list[int]:
+    """``text`` as a user's turn, up to where the assistant goes on after ``lead_in``.
+
+    Without a chat template: the text, and the lead-in on a new line.
+    """
     if tokenizer.chat_template is None:
-        ids: list[int] = tokenizer(text).input_ids
+        ids: list[int] = tokenizer(f"{text}\n{lead_in}" if lead_in else text).input_ids
         return ids
     turn = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
     )
-    ids = tokenizer(turn, add_special_tokens=False).input_ids
+    ids = tokenizer(f"{turn}{lead_in}", add_special_tokens=False).input_ids
     return ids
 
 
@@ -144,17 +166,15 @@ def _sentences(start: float, n_characters: int = 0) -> list[str]:
     return sentences * max(1, -(-n_characters // sum(map(len, sentences))))
 
 
-def _fit(
-    tokenizer: PreTrainedTokenizerBase, build: Callable[[int], str], most: int, n_tokens: int
-) -> tuple[tuple[int, ...], int]:
-    """The tokens of ``build(n)`` with the largest ``n <= most`` that is no longer than ``n_tokens``, and that ``n``."""
+def _fit(build: Callable[[int], list[int]], most: int, n_tokens: int) -> tuple[tuple[int, ...], int]:
+    """``build(n)`` for the largest ``n <= most`` for which it is no longer than ``n_tokens``, and that ``n``."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if len(chat_ids(tokenizer, build(middle))) <= n_tokens:
+        if len(build(middle)) <= n_tokens:
             low = middle
         else:
             high = middle - 1
     if low == 0:
         raise ValueError(f"n_tokens must leave room for the question and a sentence of prose, got {n_tokens}")
-    return tuple(chat_ids(tokenizer, build(low))), low
+    return tuple(build(low)), low

@@ -19,7 +19,8 @@ from .options import (
 from .runs import compare, messages, print_comparison
 
 #: Asked about one passage of the prose in lighttransfer/data.
-QUESTION, ANSWER = "Who was the engineer who built the mole of the harbour?", "Tobias Wren"
+QUESTION = "Who was the engineer of the mole?"
+LEAD_IN, ANSWER = "The engineer of the mole was", "Tobias Wren"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,15 +28,18 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="a real model answers a question over a long prompt, with a full and with hybrid caches",
-        description="Loads SmolLM2-135M-Instruct, asks it about one passage of a long text, and compares the full cache "
-        "(transformers' sdpa and DynamicCache) with hybrid ones: answers, layers, K/V bytes, speed.",
+        description="Loads SmolLM2-135M-Instruct, asks it about one passage of a long text, and compares the full "
+        "cache (transformers' sdpa and DynamicCache) with hybrid ones: answers, layers, K/V bytes, speed.",
     )
     parser.add_argument(
         "--prompt-tokens", type=int, default=4000, metavar="N", help="length of the prompt (4000; the model takes 8192)"
     )
     parser.add_argument("--new-tokens", type=int, default=32, metavar="N", help="tokens that each run generates (32)")
     parser.add_argument(
-        "--needle", type=float, metavar="DEPTH", help="hide a secret number at this depth (0 to 1) and ask for it instead"
+        "--needle",
+        type=float,
+        metavar="DEPTH",
+        help="hide a secret number at this depth (0 to 1) and ask for it instead",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the needle and the prose around it (0)")
     add_dtype_options(parser.add_argument_group("model"))
@@ -49,7 +53,9 @@ def run(args: argparse.Namespace) -> None:
     device, dtype = device_and_dtype(args)
     chosen = variants(args, baseline=True)
     console = messages()
-    with console.status("Loading SmolLM2-135M-Instruct (the first time it is converted, which takes half a minute) ..."):
+    with console.status(
+        "Loading SmolLM2-135M-Instruct (the first time it is converted, which takes half a minute) ..."
+    ):
         model, tokenizer = load_smollm2(dtype, device)
     try:
         prompt = _prompt(args, tokenizer)
@@ -57,18 +63,22 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--prompt-tokens {args.prompt_tokens}: {error}") from error
     console.print(
         f"A prompt of {len(prompt.input_ids)} tokens; {prompt.depth:.0%} into it stands the answer to: "
-        f"[bold]{prompt.question}[/bold]"
+        f"[bold]{prompt.question}[/bold] {prompt.lead_in}"
     )
-    runs = compare(
-        model, tokenizer, prompt.input_ids, chosen, new_tokens=args.new_tokens, stop_at_eos=False
-    )
+    runs = compare(model, tokenizer, prompt.input_ids, chosen, new_tokens=args.new_tokens, stop_at_eos=False)
     n_layers = model.config.num_hidden_layers
     title = f"SmolLM2-135M-Instruct, {len(prompt.input_ids)} prompt tokens, {str(model.dtype).removeprefix('torch.')}"
     print_comparison(
         runs,
         n_layers,
         as_json=args.json,
-        header={"title": title, "question": prompt.question, "answer": prompt.answer, "depth": prompt.depth},
+        header={
+            "title": title,
+            "question": prompt.question,
+            "lead_in": prompt.lead_in,
+            "answer": prompt.answer,
+            "depth": prompt.depth,
+        },
         answer=prompt.answer,
         right=[prompt.is_answered_by(measured.text) for measured in runs],
     )
@@ -77,4 +87,4 @@ def run(args: argparse.Namespace) -> None:
 def _prompt(args: argparse.Namespace, tokenizer: Any) -> Prompt:
     if args.needle is not None:
         return needle_prompt(tokenizer, n_tokens=args.prompt_tokens, depth=args.needle, seed=args.seed)
-    return question_prompt(tokenizer, QUESTION, ANSWER, n_tokens=args.prompt_tokens)
+    return question_prompt(tokenizer, QUESTION, ANSWER, lead_in=LEAD_IN, n_tokens=args.prompt_tokens)

@@ -25,8 +25,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="generate from a prompt file with any causal language model",
-        description="Generates greedily from a prompt with each policy and, for comparison, with the full cache: answers, "
-        "layers, K/V bytes, speed.",
+        description="Generates greedily from a prompt with each policy and, for comparison, with the full cache: "
+        "answers, layers, K/V bytes, speed.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt-file", metavar="FILE", help="text of the prompt; - reads standard input")

@@ -36,15 +36,19 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "inspect",
         help="score the layers of a model on prompts, and draw it",
-        description="Runs each policy over each prompt and shows each layer's score, which layers stream, and the K/V bytes. "
-        "With --plot it draws a heat map of layers and prompts and the K/V bytes over time.",
+        description="Runs each policy over each prompt and shows each layer's score, which layers stream, and the K/V "
+        "bytes. With --plot it draws a heat map of layers and prompts and the K/V bytes over time.",
     )
     parser.add_argument(
         "--prompt-file", action="append", metavar="FILE", help="text of a prompt; repeatable; default: needles in prose"
     )
-    parser.add_argument("--prompts", type=int, default=4, metavar="N", help="how many needle prompts, without --prompt-file (4)")
+    parser.add_argument(
+        "--prompts", type=int, default=4, metavar="N", help="how many needle prompts, without --prompt-file (4)"
+    )
     parser.add_argument("--prompt-tokens", type=int, default=4000, metavar="N", help="length of a needle prompt (4000)")
-    parser.add_argument("--new-tokens", type=int, default=16, metavar="N", help="tokens to generate after each prompt (16)")
+    parser.add_argument(
+        "--new-tokens", type=int, default=16, metavar="N", help="tokens to generate after each prompt (16)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture: .png, .svg or .pdf")
     add_model_options(parser)
     add_cache_options(parser)
@@ -70,9 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
         def one(variant: Any, ids: list[int], label: str) -> Measured:
             tell = bar(progress, label, len(decoder_layers(model)))
-            return measure(
-                model, tokenizer, ids, variant, new_tokens=args.new_tokens, stop_at_eos=False, progress=tell
-            )
+            return measure(model, tokenizer, ids, variant, new_tokens=args.new_tokens, stop_at_eos=False, progress=tell)
 
         baseline = one(FULL_CACHE, prompts[0], FULL_CACHE.name) if args.plot is not None else None
         try:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -190,6 +191,11 @@ class _Meter(BaseStreamer):
 
     def end(self) -> None:
         pass
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's ``forward`` calls its cache; transformers is renaming it."""
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -60,10 +60,12 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         metavar="RULE",
-        help="which layers stay full: lazy_ratio (the paper's), nonsink_peak, output_error, first, last, random[:SEED], "
-        "static:I,J,...; give it several times to compare; default: lazy_ratio and nonsink_peak",
+        help="which layers stay full: lazy_ratio (the paper's), nonsink_peak, output_error, first, last, "
+        "random[:SEED], static:I,J,...; give it several times to compare; default: lazy_ratio and nonsink_peak",
     )
-    group.add_argument("--n-sink", type=int, default=4, metavar="N", help="first tokens that a streaming layer keeps (4)")
+    group.add_argument(
+        "--n-sink", type=int, default=4, metavar="N", help="first tokens that a streaming layer keeps (4)"
+    )
     group.add_argument(
         "--n-recent", type=int, default=1020, metavar="N", help="last tokens that a streaming layer keeps (1020)"
     )
@@ -90,7 +92,8 @@ def variants(args: argparse.Namespace, *, baseline: bool) -> list[Variant]:
     """The full cache (if ``baseline``), then one variant for each policy."""
     window = {name: getattr(args, name) for name in ("full_layers", "n_sink", "n_recent", "n_last")}
     chosen = [
-        Variant(text, {**window, "policy": parse_policy(text)}) for text in dict.fromkeys(args.policy or DEFAULT_POLICIES)
+        Variant(text, {**window, "policy": parse_policy(text)})
+        for text in dict.fromkeys(args.policy or DEFAULT_POLICIES)
     ]
     return [FULL_CACHE, *chosen] if baseline else chosen
 

@@ -64,13 +64,19 @@ def check_length(model: PreTrainedModel, prompt_tokens: int, new_tokens: int) ->
     limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     if limit is not None and prompt_tokens + new_tokens > limit:
         raise UsageError(
-            f"the prompt's {prompt_tokens} tokens and {new_tokens} new ones exceed the model's context of {limit} tokens: "
-            "shorten one of them"
+            f"the prompt's {prompt_tokens} tokens and {new_tokens} new ones exceed the model's context of {limit} "
+            "tokens: shorten one of them"
         )
 
 
 def print_comparison(
-    runs: Sequence[Measured], n_layers: int, *, as_json: bool, header: dict[str, Any], answer: str = "", right: Sequence[bool] = ()
+    runs: Sequence[Measured],
+    n_layers: int,
+    *,
+    as_json: bool,
+    header: dict[str, Any],
+    answer: str = "",
+    right: Sequence[bool] = (),
 ) -> None:
     """The result on standard output.
 
@@ -97,9 +103,7 @@ def print_comparison(
         if run.report and not run.report.requests[0].is_decided:
             window = run.report.n_sink + run.report.n_recent
             console.print(
-                f"{run.name}: the prompt says nothing about the layers, because it does not outgrow the window of {window} "
-                "tokens; every layer is still full"
+                f"{run.name}: the prompt says nothing about the layers, because it does not outgrow the window of "
+                f"{window} tokens; every layer is still full"
             )
     console.print(machine_line(), style="dim")
-
-
