@@ -125,29 +125,20 @@ def load_model(
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
-        model = AutoModelForCausalLM.from_pretrained(
-            **where, dtype=dtype or default_dtype(device), attn_implementation="sdpa"
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype or default_dtype(device))
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(f"transformers cannot load {source}: {str(error).strip().splitlines()[0]}") from error
-    return model.to(device).eval(), tokenizer
+    torch.nn.Module.to(model, device)
+    return model.eval(), tokenizer
 
 
 def _convert(gguf: Path, target: Path) -> None:
     """Writes the model of a GGUF file as a plain checkpoint; another process never sees half of it."""
-    model, tokenizer = load_model(gguf, torch.float32, torch.device("cpu"))
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config  # the weights are plain numbers now, and a quantized model cannot be saved
-    plain = type(model)(config)
-    plain.load_state_dict(model.state_dict())
-    plain.generation_config = model.generation_config
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
-            plain.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
+            _save_plain(gguf, partial)
             if not (target / "config.json").exists():
                 partial.rename(target)
         finally:
@@ -157,3 +148,15 @@ def _convert(gguf: Path, target: Path) -> None:
             f"cannot write the converted model to {target}: {error.strerror or error}; "
             "set LIGHTTRANSFER_CACHE to a folder with 600 MB free"
         ) from error
+
+
+def _save_plain(gguf: Path, folder: Path) -> None:
+    model, tokenizer = load_model(gguf, torch.float32, torch.device("cpu"))
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the weights are plain numbers now, and a quantized model cannot be saved
+    plain = type(model)(config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

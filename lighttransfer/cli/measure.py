@@ -115,7 +115,8 @@ def measure(
         lighttransfer.enable(model, **variant.settings)
     try:
         with meter.attached(), _eos(model, stop_at_eos) as eos, torch.inference_mode():
-            output = model.generate(
+            generate: Any = model.generate
+            output = generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=new_tokens,
