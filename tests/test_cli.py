@@ -70,7 +70,7 @@ def test_generate_compares_the_full_cache_with_each_policy(
     for row in (lazy, static, last):
         held = 2 * pages(length) + 3 * pages(64)
         assert row["kv_bytes"] == held * PAGE * TOKEN_BYTES
-        assert row["kv_bytes"] < row["kv_peak_bytes"] < full["kv_peak_bytes"]
+        assert row["kv_bytes"] <= row["kv_peak_bytes"] < full["kv_peak_bytes"]
         assert len(row["prefill_bytes"]) == N_LAYERS
         assert len(row["decode_bytes"]) == row["new_tokens"] - 1
         assert row["decode_bytes"][-1] == row["kv_bytes"]

@@ -36,8 +36,11 @@ def compare(
     """
     check_length(model, len(input_ids), new_tokens)
     runs: list[Measured] = []
-    with progress_bars(messages()) as progress:
+    console = messages()
+    with progress_bars(console) as progress:
         for variant in variants:
+            if not console.is_terminal:  # a log shows no bars
+                console.print(f"{variant.name}: {len(input_ids)} prompt tokens, then up to {new_tokens} new ones ...")
             tell = bar(progress, variant.name, len(decoder_layers(model)))
             try:
                 run = measure(
