@@ -21,7 +21,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 import lighttransfer
 from lighttransfer.cli.measure import cache_argument, kv_bytes, machine, machine_line
-from lighttransfer.cli.options import add_model_options, add_output_options, device_and_dtype
+from lighttransfer.cli.options import device_and_dtype
+from lighttransfer.cli.parser import add_model_options, add_output_options
 from lighttransfer.models import load_model
 from lighttransfer.prompts import passage_ids
 

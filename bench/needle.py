@@ -15,13 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lighttransfer.cli.measure import machine, machine_line
-from lighttransfer.cli.options import (
-    add_cache_options,
-    add_model_options,
-    add_output_options,
-    device_and_dtype,
-    variants,
-)
+from lighttransfer.cli.options import device_and_dtype, variants
+from lighttransfer.cli.parser import add_cache_options, add_model_options, add_output_options
 from lighttransfer.cli.runs import compare
 from lighttransfer.models import load_model
 from lighttransfer.prompts import Prompt, needle_prompts
@@ -44,9 +39,10 @@ def main() -> None:
     console = Console(stderr=True)
     results = []
     for at, prompt in enumerate(prompts):
-        console.print(f"prompt {at + 1} of {len(prompts)}: {prompt.question}", style="dim")
         runs = compare(model, tokenizer, prompt.input_ids, chosen, new_tokens=args.new_tokens, stop_at_eos=True)
         results.append({run.name: run.text for run in runs})
+        verdicts = ", ".join(f"{run.name} {'right' if prompt.is_answered_by(run.text) else 'wrong'}" for run in runs)
+        console.print(f"prompt {at + 1} of {len(prompts)}, depth {prompt.depth:.0%}: {verdicts}")
     show(args, prompts, results)
 
 

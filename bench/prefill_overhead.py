@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 
 import lighttransfer
 from lighttransfer.cli.measure import cache_argument, machine, machine_line
-from lighttransfer.cli.options import add_model_options, add_output_options, device_and_dtype, parse_policy
+from lighttransfer.cli.options import device_and_dtype, parse_policy
+from lighttransfer.cli.parser import add_model_options, add_output_options
 from lighttransfer.models import load_model
 from lighttransfer.prompts import passage_ids
 

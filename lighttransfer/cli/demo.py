@@ -10,9 +10,6 @@ from lighttransfer.prompts import Prompt, needle_prompt, question_prompt
 
 from .options import (
     UsageError,
-    add_cache_options,
-    add_dtype_options,
-    add_output_options,
     device_and_dtype,
     variants,
 )
@@ -21,31 +18,6 @@ from .runs import compare, messages, print_comparison
 #: Asked about one passage of the prose in lighttransfer/data.
 QUESTION = "Who was the engineer of the mole?"
 LEAD_IN, ANSWER = "The engineer of the mole was", "Tobias Wren"
-
-
-def add_parser(subparsers: Any) -> None:
-    """Adds ``demo`` to the command line."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="a real model answers a question over a long prompt, with a full and with hybrid caches",
-        description="Loads SmolLM2-135M-Instruct, asks it about one passage of a long text, and compares the full "
-        "cache (transformers' sdpa and DynamicCache) with hybrid ones: answers, layers, K/V bytes, speed.",
-    )
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=4000, metavar="N", help="length of the prompt (4000; the model takes 8192)"
-    )
-    parser.add_argument("--new-tokens", type=int, default=32, metavar="N", help="tokens that each run generates (32)")
-    parser.add_argument(
-        "--needle",
-        type=float,
-        metavar="DEPTH",
-        help="hide a secret number at this depth (0 to 1) and ask for it instead",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the needle and the prose around it (0)")
-    add_dtype_options(parser.add_argument_group("model"))
-    add_cache_options(parser)
-    add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -60,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         prompt = _prompt(args, tokenizer)
     except ValueError as error:
-        raise UsageError(f"--prompt-tokens {args.prompt_tokens}: {error}") from error
+        raise UsageError(str(error)) from error
     console.print(
         f"A prompt of {len(prompt.input_ids)} tokens; {prompt.depth:.0%} into it stands the answer to: "
         f"[bold]{prompt.question}[/bold] {prompt.lead_in}"

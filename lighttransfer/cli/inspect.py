@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,9 +16,6 @@ from lighttransfer.prompts import chat_ids, needle_prompts
 from .measure import FULL_CACHE, Measured, decoder_layers, machine, machine_line, measure
 from .options import (
     UsageError,
-    add_cache_options,
-    add_model_options,
-    add_output_options,
     device_and_dtype,
     read_prompt,
     variants,
@@ -29,31 +25,6 @@ from .runs import check_length, messages
 
 _DEPTHS = (0.1, 0.3, 0.5, 0.7)
 _SUFFIXES = (".png", ".svg", ".pdf")
-
-
-def add_parser(subparsers: Any) -> None:
-    """Adds ``inspect`` to the command line."""
-    parser = subparsers.add_parser(
-        "inspect",
-        help="score the layers of a model on prompts, and draw it",
-        description="Runs each policy over each prompt and shows each layer's score, which layers stream, and the K/V "
-        "bytes. With --plot it draws a heat map of layers and prompts and the K/V bytes over time.",
-    )
-    parser.add_argument(
-        "--prompt-file", action="append", metavar="FILE", help="text of a prompt; repeatable; default: needles in prose"
-    )
-    parser.add_argument(
-        "--prompts", type=int, default=4, metavar="N", help="how many needle prompts, without --prompt-file (4)"
-    )
-    parser.add_argument("--prompt-tokens", type=int, default=4000, metavar="N", help="length of a needle prompt (4000)")
-    parser.add_argument(
-        "--new-tokens", type=int, default=16, metavar="N", help="tokens to generate after each prompt (16)"
-    )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture: .png, .svg or .pdf")
-    add_model_options(parser)
-    add_cache_options(parser)
-    add_output_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -99,7 +70,7 @@ def _needles(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
     try:
         needles = needle_prompts(tokenizer, n_tokens=args.prompt_tokens, depths=_DEPTHS, seeds=seeds)
     except ValueError as error:
-        raise UsageError(f"--prompt-tokens: {error}") from error
+        raise UsageError(str(error)) from error
     return [list(needle.input_ids) for needle in needles[: args.prompts]]
 
 

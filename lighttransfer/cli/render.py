@@ -82,15 +82,15 @@ def side_by_side(runs: Sequence[Measured], n_layers: int, answer: str = "", righ
     table = Table(show_lines=True, pad_edge=False)
     table.add_column("", no_wrap=True)
     for run in runs:
-        table.add_column(run.name, overflow="fold", ratio=1, min_width=max(n_layers, 16))
+        table.add_column(run.name, overflow="fold", ratio=1, min_width=18)
 
     def add(label: str, cells: list[RenderableType]) -> None:
         table.add_row(label, *cells)
 
-    add("answer", [run.text or "(nothing)" for run in runs])
+    add("answer", [Text(run.text or "(nothing)") for run in runs])
     if answer:
         add(
-            f"has {answer!r}",
+            "right",
             [Text("yes", style="bold green") if ok else Text("no", style="bold red") for ok in right],
         )
     add("layers", [layer_map(run.report, n_layers) for run in runs])
@@ -102,11 +102,11 @@ def side_by_side(runs: Sequence[Measured], n_layers: int, answer: str = "", righ
 
 
 def _share(n_bytes: int, first: int) -> str:
-    return f"{megabytes(n_bytes)}  ({n_bytes / first:.0%})"
+    return f"{megabytes(n_bytes)} ({n_bytes / first:.0%})"
 
 
 def _speed(speed: float, first: float) -> str:
-    return f"{speed:.1f} tok/s" + (f"  (x{speed / first:.2f})" if first else "")
+    return f"{speed:.1f} tok/s" + (f" (x{speed / first:.2f})" if first else "")
 
 
 def score_table(runs: Sequence[Measured], n_columns: int = 2) -> Table | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .measure import Measured, Variant, decoder_layers, machine, machine_line, measure
@@ -95,7 +96,7 @@ def print_comparison(
         print()
         return
     console = Console()
-    console.print(f"[bold]{header['title']}[/bold]")
+    console.print(Text(header["title"], style="bold"))
     console.print(side_by_side(runs, n_layers, answer, right))
     console.print(legend())
     scores = score_table(runs)
