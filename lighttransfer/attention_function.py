@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 
 from .cache import CacheLength
 from .layers import CacheLayer
-from .prompt import Call
+from .steps import Call
 
 #: The name under which both are registered: ``config._attn_implementation``.
 NAME = "lighttransfer"

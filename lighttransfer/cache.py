@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from .paged_cache import OpenPrefill, PagedCache
+from .paged_cache import PagedCache
 from .report import CacheReport, make_report
 from .settings import Settings
+from .steps import OpenPrefill
 
 
 class CacheLength(int):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .layers import CacheLayer
     from .paged_cache import PagedCache
     from .pool import KVPool
-    from .prompt import PromptStep
+    from .steps import PromptStep
 
 
 class Reading:

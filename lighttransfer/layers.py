@@ -13,12 +13,12 @@ from transformers.cache_utils import CacheLayerMixin
 from . import ops
 from .paging import BlockTable
 from .pool import KVPool
+from .steps import Call, LastQueries, PromptStep
 from .undo import Undo, token_undo
 from .window import RetainedWindow
 
 if TYPE_CHECKING:
     from .paged_cache import PagedCache
-    from .prompt import Call, LastQueries, PromptStep
 
 
 def apply_sink_logit(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,24 +12,10 @@ from transformers.cache_utils import Cache
 from .choice import LayerChoice
 from .layers import CacheLayer, Clock
 from .pool import KVPool
-from .prompt import Call, PromptStep, attend
+from .prompt import attend
 from .settings import Settings
+from .steps import Call, OpenPrefill, PromptStep, left_padding
 from .supported import attention_windows
-
-
-class OpenPrefill:
-    """A prompt that comes in chunks.
-
-    Attributes:
-        length: its columns, if known.
-        columns: columns seen before it.
-        lengths: each row's tokens before it; empty before the first call of all.
-    """
-
-    def __init__(self, length: int | None, columns: int, lengths: list[int]) -> None:
-        self.length = length
-        self.columns = columns
-        self.lengths = lengths
 
 
 class RecordedCall(NamedTuple):
@@ -310,29 +296,3 @@ class PagedCache(Cache):
         if self.lengths:
             self.choice.after_chunks(prefill.lengths or [0] * len(self.lengths))
             self._quiet, self._wake_at = 0, list(self.lengths)
-
-
-def left_padding(mask: Tensor | None, n_rows: int, n_seen: int, n_tokens: int) -> list[int]:
-    """How many of the last ``n_tokens`` columns of the 2D ``mask`` are padding, for each row.
-
-    Raises:
-        ValueError: a mask that does not cover the tokens seen and the new ones, or with padding behind a real token.
-    """
-    if mask is None:
-        return [0] * n_rows
-    if tuple(mask.shape) != (n_rows, n_seen + n_tokens):
-        raise ValueError(
-            f"attention_mask must be [batch, tokens seen and new] = {(n_rows, n_seen + n_tokens)}, "
-            f"got {tuple(mask.shape)}"
-        )
-    chunk = mask[:, n_seen:].bool()
-    starts = n_tokens - chunk.sum(1)
-    left = torch.arange(n_tokens, device=mask.device) >= starts[:, None]
-    wrong = (chunk != left).any(1)
-    counts, bad = torch.stack((starts, wrong.long())).tolist()  # one wait for the device
-    if any(bad):
-        raise ValueError(
-            "attention_mask must be left-padded: padding stands before a row's first real token, got padding behind "
-            f"one in rows {[row for row, is_bad in enumerate(bad) if is_bad]}"
-        )
-    return [int(n) for n in counts]

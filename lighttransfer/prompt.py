@@ -9,7 +9,6 @@ counts sinks from the row's start and the window from the row's end, and both en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,122 +17,12 @@ from torch import Tensor
 from . import ops
 from .layers import apply_sink_logit, sink_logit_mass
 from .selection import LayerSignal
+from .steps import Call, Keys, LastQueries, PromptStep
 from .undo import ChunkUndo
 from .window import RetainedWindow
 
 if TYPE_CHECKING:
     from .layers import CacheLayer
-
-
-@dataclass
-class PromptStep:
-    """What the layers share in one call of several tokens.
-
-    Attributes:
-        n_tokens: columns of the chunk, padding included.
-        starts: each row's first real token in the chunk.
-        lengths, totals: each row's real tokens before and after.
-        decides: the rows whose layers are chosen in this call.
-        keeps_queries: whether more of the prompt is to come, so that its last queries have to be remembered.
-    """
-
-    n_tokens: int
-    starts: list[int]
-    lengths: list[int]
-    decides: list[int] = field(default_factory=list)
-    keeps_queries: bool = False
-    _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict)
-
-    @property
-    def totals(self) -> list[int]:
-        return [n + self.n_tokens - start for n, start in zip(self.lengths, self.starts, strict=True)]
-
-    @property
-    def is_padded(self) -> bool:
-        return any(self.starts)
-
-    @property
-    def is_first(self) -> bool:
-        """No row has anything cached."""
-        return not any(self.lengths)
-
-    def _tensor(self, name: str, values: Sequence[int], device: torch.device) -> Tensor:
-        key = (name, device)
-        if key not in self._on_device:
-            self._on_device[key] = torch.tensor(values, dtype=torch.int32, device=device)
-        return self._on_device[key]
-
-    def seq_start(self, device: torch.device) -> Tensor | None:
-        """int32 ``[B]`` for the ops; ``None``: no row is padded."""
-        return self._tensor("starts", self.starts, device) if self.is_padded else None
-
-    def total(self, device: torch.device) -> Tensor:
-        """int32 ``[B]``: the tokens of each row after the call."""
-        return self._tensor("totals", self.totals, device)
-
-    def n_queries(self, n_last: int, rows: Sequence[int], device: torch.device) -> Tensor | None:
-        """int32 ``[len(rows)]``: how many of the last ``n_last`` queries are real; ``None``: all."""
-        if self.n_tokens >= n_last and not self.is_padded:
-            return None
-        counts = [min(n_last, self.n_tokens - self.starts[row]) for row in rows]
-        return torch.tensor(counts, dtype=torch.int32, device=device)
-
-
-@dataclass
-class Keys:
-    """The keys and values that some rows' queries attend to.
-
-    ``k, v [B, S_k, H_kv, D]``, right-aligned: row ``b`` has real tokens from ``start[b]`` on (``None``: all are).
-    """
-
-    k: Tensor
-    v: Tensor
-    start: Tensor | None
-
-
-@dataclass
-class Call:
-    """One layer's arguments: ``q [B, S, H_q, D]``, ``k, v [B, S, H_kv, D]``."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float | None
-    sink_logit: Tensor | None  # [H_q], see apply_sink_logit
-
-    def rows(self, rows: Sequence[int]) -> Call:
-        """The same for some rows."""
-        if len(rows) == self.q.shape[0]:
-            return self
-        index = torch.tensor(rows, device=self.q.device)
-        return Call(self.q[index], self.k[index], self.v[index], self.scale, self.sink_logit)
-
-
-@dataclass
-class LastQueries:
-    """A prompt's last queries, with what attention over all their keys made of them; ``n`` of them, up to
-    ``n_last``."""
-
-    q: Tensor  # [B, n, H_q, D]
-    out: Tensor  # [B, n, H_q, D]
-    lse: Tensor  # [B, H_q, n], over the keys alone
-    scale: float | None
-    sink_logit: Tensor | None
-
-    def then(self, later: LastQueries, n_last: int) -> LastQueries:
-        """These queries and later ones, the last ``n_last`` of all."""
-        return LastQueries(
-            torch.cat((self.q, later.q), dim=1)[:, -n_last:],
-            torch.cat((self.out, later.out), dim=1)[:, -n_last:],
-            torch.cat((self.lse, later.lse), dim=2)[:, :, -n_last:],
-            later.scale,
-            later.sink_logit,
-        )
-
-    def select(self, rows: Sequence[int]) -> LastQueries:
-        """Row ``i`` becomes row ``rows[i]``."""
-        index = torch.tensor(rows, device=self.q.device)
-        return LastQueries(self.q[index], self.out[index], self.lse[index], self.scale, self.sink_logit)
 
 
 def _join(cached: Keys, k: Tensor, v: Tensor, starts: Sequence[int]) -> Keys:

@@ -18,7 +18,7 @@ from . import ops
 
 if TYPE_CHECKING:
     from .layers import CacheLayer
-    from .prompt import Keys
+    from .steps import Keys
 
 
 class Undo(Protocol):
