@@ -96,3 +96,13 @@ def cuts_after_prefill(run: Run) -> list[dict[int, int]]:
 def streaming(cache: LightTransferCache) -> list[frozenset[int]]:
     """Per request the layers that were cut, as the report tells."""
     return [frozenset(request.streaming_layers) for request in cache.report().requests]
+
+
+def assert_chosen(cache: LightTransferCache, row: int, choice: ref.Choice) -> None:
+    """The row's layers and every score are the reference's: a wrong score may well lead to the right layers."""
+    request = cache.report().requests[row]
+    assert request.is_decided
+    assert (set(request.full_layers), set(request.streaming_layers)) == (choice.full, choice.streaming)
+    assert request.scores.keys() == choice.scores.keys()
+    for layer, score in choice.scores.items():
+        assert abs(request.scores[layer] - score) < 5e-6, f"layer {layer}: {request.scores[layer]}, reference {score}"

@@ -35,7 +35,8 @@ def test_chunked_prefill_is_the_unchunked_one(model: PreTrainedModel, chunk: int
     references = enable(model)
     whole = runs.generate(model, PROMPTS, 12)
     run = runs.generate(model, PROMPTS, 12, prefill_chunk_size=chunk)
-    assert streaming(run.cache) == streaming(whole.cache)
+    for row, prompt in enumerate(PROMPTS):
+        runs.assert_chosen(run.cache, row, references.choice(prompt, rule="lazy_ratio", n_full=2))
     assert run.answers == whole.answers
     references.check(run, cuts_after_prefill(run))
 
@@ -170,7 +171,7 @@ def test_chunks_by_hand(model: PreTrainedModel, chunks: list[int], announced: bo
         assert not streaming(cache)[0] or done == len(prompt)
     if not announced:
         cache.end_prefill()
-    assert streaming(cache)[0] == choice.streaming
+    runs.assert_chosen(cache, 0, choice)
     answer = tiny_models.prompt(12, seed=33)
     steps = [model(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True) for token in answer]
     run = Run(
@@ -240,7 +241,7 @@ def test_a_short_prompt_is_decided_once_it_has_outgrown_the_window_twice(
         references.exact.run(row[:cut_at]), cut_at, rule=rule, n_full=2, n_last=N_LAST, rolling=True, **WINDOW
     )
     assert choice.gap > 2e-5
-    assert streaming(cache)[0] == choice.streaming
+    runs.assert_chosen(cache, 0, choice)
     run = Run([[*row, 0]], [length], torch.stack(logits)[None], cache)
     references.check(run, [dict.fromkeys(choice.streaming, cut_at)])
 
