@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,8 +13,26 @@ import torch
 from lighttransfer import _library
 
 
+#: Run the op tests on the simulated CUDA kernels too: "on" builds them (target _sim of build/cmake), a path names a
+#: built _sim.so, "off" leaves them out.
+SIMULATOR = os.environ.get("LIGHTTRANSFER_CUDASIM", "off")
+
+
+@functools.cache
+def _simulator() -> ModuleType:
+    import cudasim
+
+    if SIMULATOR == "on":
+        cudasim.load_ops()
+    else:
+        torch.ops.load_library(SIMULATOR)
+    return cudasim
+
+
 def _backends() -> list[str]:
     backends = ["cpu"]
+    if SIMULATOR != "off":
+        backends.append("cudasim")
     if torch.cuda.is_available():
         backends.append("cuda")
     return backends
@@ -22,6 +43,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """The device of an op test's tensors; ops called through lighttransfer.ops run on that backend."""
     if request.param == "cudasim":
         monkeypatch.setattr(_library, "namespace", "lighttransfer_sim")
-        yield "cpu"
+        with _simulator().record() as log:
+            yield "cpu"
+        assert not log.findings, "\n".join(map(repr, log.findings[:5]))
     else:
         yield request.param

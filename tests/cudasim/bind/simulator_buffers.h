@@ -53,6 +53,10 @@ class Buffers {
     strided(a.data, element_bytes(t),
             {{b, a.batch_stride}, {s, a.token_stride}, {h, a.head_stride}, {d, 1}}, writable, name);
   }
+  void lse(const float* data, const int64_t* strides, int64_t b, int64_t h, int64_t s,
+           bool writable, const char* name) {
+    strided(data, 4, {{b, strides[0]}, {h, strides[1]}, {s, strides[2]}}, writable, name);
+  }
   void vector(const int32_t* data, int64_t n, const char* name, bool writable = false) {
     bytes(data, n * 4, writable, name);
   }
@@ -80,10 +84,8 @@ class Buffers {
   void add(const RetainedMassParams& p) {
     activation(p.q, p.dtype, p.batch, p.n_queries, p.n_heads, p.head_dim, false, "q_last");
     activation(p.k, p.dtype, p.batch, p.n_keys, p.n_kv_heads, p.head_dim, false, "k");
-    strided(p.lse, 4,
-            {{p.batch, p.lse_batch_stride}, {p.n_heads, p.lse_head_stride}, {p.n_queries, 1}},
-            false, "lse_last");
-    bytes(p.mass, p.batch * p.n_heads * p.n_queries * 8, true, "mass");
+    lse(p.lse, p.lse_strides, p.batch, p.n_heads, p.n_queries, false, "lse_last");
+    bytes(p.mass, p.batch * p.n_heads * p.n_last * 8, true, "mass");
     vector(p.seq_start, p.batch, "seq_start");
   }
   void add(const LazyRatioParams& p) {
@@ -127,12 +129,9 @@ class Buffers {
     activation(p.out_a, p.dtype, p.batch, p.n_tokens, p.n_heads, p.head_dim, false, "out_a");
     activation(p.out_b, p.dtype, p.batch, p.n_tokens, p.n_heads, p.head_dim, false, "out_b");
     activation(p.out, p.dtype, p.batch, p.n_tokens, p.n_heads, p.head_dim, true, "out");
-    const auto lse = [&](const float* data, const int64_t* s, bool writable, const char* name) {
-      strided(data, 4, {{p.batch, s[0]}, {p.n_heads, s[1]}, {p.n_tokens, s[2]}}, writable, name);
-    };
-    lse(p.lse_a, p.lse_a_strides, false, "lse_a");
-    lse(p.lse_b, p.lse_b_strides, false, "lse_b");
-    lse(p.lse, p.lse_strides, true, "lse");
+    lse(p.lse_a, p.lse_a_strides, p.batch, p.n_heads, p.n_tokens, false, "lse_a");
+    lse(p.lse_b, p.lse_b_strides, p.batch, p.n_heads, p.n_tokens, false, "lse_b");
+    lse(p.lse, p.lse_strides, p.batch, p.n_heads, p.n_tokens, true, "lse");
   }
 
   std::vector<const void*> registered_;

@@ -92,6 +92,17 @@ std::vector<LineCounters> LaunchReport::lines() const {
   return out;
 }
 
+// A long session that nobody reads the reports of must not fill the memory: the oldest lose their
+// counters by line first.
+void Runtime::trim_reports() {
+  constexpr size_t kMaxDetailed = 256, kMaxReports = 1 << 16;
+  if (reports_.size() > kMaxDetailed) {
+    auto& old = reports_[reports_.size() - kMaxDetailed - 1]->counters;
+    std::vector<PcCounter>().swap(old);
+  }
+  if (reports_.size() > kMaxReports) reports_.pop_front();
+}
+
 int Runtime::launch(KernelEntry& kernel, const uint32_t grid[3], const uint32_t block[3],
                     const void* const* args, int64_t dynamic_shared) {
   auto report = std::make_shared<LaunchReport>();
@@ -148,7 +159,7 @@ int Runtime::launch(KernelEntry& kernel, const uint32_t grid[3], const uint32_t 
   set_error(report->error);
   std::lock_guard<std::recursive_mutex> lock(mutex_);
   reports_.push_back(report);
-  if (reports_.size() > 4096) reports_.front()->counters.clear(), reports_.pop_front();
+  trim_reports();
   return report->error;
 }
 

@@ -86,6 +86,7 @@ class Runtime {
     std::vector<std::pair<const void*, std::string>> functions, variables;
   };
   void load(FatModule& m);
+  void trim_reports();  // the caller holds the lock
   std::shared_ptr<PtxModule> add_module(const std::string& text);
 
   std::recursive_mutex mutex_;
