@@ -12,7 +12,6 @@ import torch
 
 from lighttransfer import _library
 
-
 #: Run the op tests on the simulated CUDA kernels too: "on" builds them (target _sim of build/cmake), a path names a
 #: built _sim.so, "off" leaves them out.
 SIMULATOR = os.environ.get("LIGHTTRANSFER_CUDASIM", "off")
