@@ -92,7 +92,7 @@ std::vector<LineCounters> LaunchReport::lines() const {
   return out;
 }
 
-// A long session that nobody reads the reports of must not fill the memory: the oldest lose their
+// A long run whose reports nobody reads must not fill the memory: the oldest lose their
 // counters by line first.
 void Runtime::trim_reports() {
   constexpr size_t kMaxDetailed = 256, kMaxReports = 1 << 16;
