@@ -79,6 +79,19 @@ bool decode_nothing(Decoder&, const PtxInst&, Inst& o) {
   return true;
 }
 
+// Cache policies are opaque, and caches are not modelled.
+Step no_policy(Warp& w, const Inst& i, uint32_t mask) {
+  for (int l = 0; l < kWarpSize; ++l)
+    if (mask >> l & 1) out<uint64_t>(w, i.a[0])[l] = 0;
+  return Step::kNext;
+}
+
+bool decode_createpolicy(Decoder& d, const PtxInst& p, Inst& o) {
+  o.a[0] = d.dst(p.operands.at(0), 8);
+  o.fn = no_policy;
+  return true;
+}
+
 // bar and barrier: a[1] = id, a[2] = thread count (p[1]: there is one), p[0] = reduction, p[2] =
 // waits, p[3] = aligned.
 Step bar(Warp& w, const Inst& i, uint32_t mask) {
@@ -187,6 +200,7 @@ void register_control(DecodeTable& t) {
   t["prefetchu"].push_back(decode_nothing);
   t["applypriority"].push_back(decode_nothing);
   t["discard"].push_back(decode_nothing);
+  t["createpolicy"].push_back(decode_createpolicy);
   t["bar"].push_back(decode_bar);
   t["barrier"].push_back(decode_bar);
   t["call"].push_back(decode_call);
