@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,12 +38,17 @@ def lighttransfer_attention(
     Raises:
         ValueError: what the kernels cannot do: attention weights, dropout, capped scores, position biases, other masks.
     """
+    if torch.compiler.is_compiling():  # lengths and pages are the host's business, which no graph should freeze
+        return _untraced_attention(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     layer: CacheLayer | None = getattr(key, "lighttransfer_layer", None)
     if layer is None:
         return _dense_attention(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     _refuse(module, dropout, attention_mask, kwargs)
     call = Call(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scaling, kwargs.get("s_aux"))
     return layer.cache.attend(layer, call, attention_mask), None
+
+
+_untraced_attention: Callable[..., tuple[Tensor, None]] = torch.compiler.disable(lighttransfer_attention)
 
 
 def _refuse(module: torch.nn.Module, dropout: float, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -56,7 +62,7 @@ def _refuse(module: torch.nn.Module, dropout: float, mask: Tensor | None, kwargs
     is_causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise ValueError("is_causal must be true with a LightTransferCache, got a bidirectional layer")
-    if mask is not None and mask.ndim != 2 and not torch.compiler.is_compiling():
+    if mask is not None and mask.ndim != 2:
         raise ValueError(f"attention_mask must be 2D [batch, tokens] with a LightTransferCache, got {mask.ndim}D")
 
 

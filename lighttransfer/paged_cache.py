@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +90,8 @@ class PagedCache(Cache):
             RuntimeError: the keys of the layer before never reached the attention function.
             ValueError: keys and values of different shapes (MLA), or not the batch of the call before.
         """
+        if torch.compiler.is_compiling():
+            return _untraced_update(self, key_states, value_states, layer_idx)
         if self._handed is not None:
             raise RuntimeError(
                 f"layer {self._handed.index} did not attend through lighttransfer: the model must be enabled with "
@@ -296,3 +299,6 @@ class PagedCache(Cache):
         if self.lengths:
             self.choice.after_chunks(prefill.lengths or [0] * len(self.lengths))
             self._quiet, self._wake_at = 0, list(self.lengths)
+
+
+_untraced_update: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(PagedCache.update)
