@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -248,10 +249,11 @@ def fake_run() -> Measured:
 def test_tables_show_layers_scores_and_ratios() -> None:
     full = Measured("full cache", "another", 30, 3, 1.0, [0.2, 0.4], 40_000_000, 40_000_000)
     assert render.layer_map(fake_run().report, 4).plain == "·██░"
+    assert render.layer_map(fake_run().report, 4, width=3).plain == "·█\n█░"
     console = Console(width=120, record=True, file=None, quiet=True)
     with console.capture() as capture:
         console.quiet = False
-        console.print(render.side_by_side([full, fake_run()], 4, "answer", [False, True]))
+        console.print(render.side_by_side([full, fake_run()], 4, [False, True], 120))
         console.print(render.score_table([full, fake_run()]))
     out = capture.get()
     for text in ("10.0 MB (25%)", "20.0 MB (50%)", "60.0 tok/s (x2.00)", "5.0 tok/s (x1.50)", "0.7500", "0.2500 █"):
@@ -291,6 +293,8 @@ def test_smollm2_is_converted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     again, _ = models.load_smollm2()
     assert again.lm_head.weight.equal(model.lm_head.weight)
     assert not hasattr(again.config, "quantization_config")
+    del model, again
+    shutil.rmtree(folder)  # half a gigabyte that pytest would keep
 
 
 def test_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> None:
     )
     runs = compare(model, tokenizer, prompt.input_ids, chosen, new_tokens=args.new_tokens, stop_at_eos=False)
     n_layers = model.config.num_hidden_layers
-    title = f"SmolLM2-135M-Instruct, {len(prompt.input_ids)} prompt tokens, {str(model.dtype).removeprefix('torch.')}"
+    title = (
+        f"SmolLM2-135M-Instruct, {len(prompt.input_ids)} prompt tokens, {str(model.dtype).removeprefix('torch.')}\n"
+        f"{prompt.question} {prompt.lead_in} ... ({prompt.answer})"
+    )
     print_comparison(
         runs,
         n_layers,
@@ -51,7 +54,6 @@ def run(args: argparse.Namespace) -> None:
             "answer": prompt.answer,
             "depth": prompt.depth,
         },
-        answer=prompt.answer,
         right=[prompt.is_answered_by(measured.text) for measured in runs],
     )
 

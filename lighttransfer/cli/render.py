@@ -49,12 +49,16 @@ def bar(progress: Progress, description: str, n_layers: int) -> Tell:
     return tell
 
 
-def layer_map(report: CacheReport | None, n_layers: int, row: int = 0) -> Text:
-    """One character for each layer: full, streaming, or a native window of the model's own."""
+def layer_map(report: CacheReport | None, n_layers: int, width: int = 10**9) -> Text:
+    """One character for each layer: full, streaming, or a native window of the model's own; in equal lines."""
     text = Text()
-    streaming = set(report.requests[row].streaming_layers) if report else set()
+    n_lines = -(-n_layers // max(1, width))
+    per_line = -(-n_layers // n_lines)
+    streaming = set(report.requests[0].streaming_layers) if report else set()
     competing = set(report.competing_layers) if report else set(range(n_layers))
     for layer in range(n_layers):
+        if layer and layer % per_line == 0:
+            text.append("\n")
         if layer not in competing:
             text.append("·")
         else:
@@ -73,27 +77,29 @@ def legend() -> Text:
     return text
 
 
-def side_by_side(runs: Sequence[Measured], n_layers: int, answer: str = "", right: Sequence[bool] = ()) -> Table:
+def side_by_side(runs: Sequence[Measured], n_layers: int, right: Sequence[bool] = (), width: int = 80) -> Table:
     """A column for each run: answer, layers, bytes, speeds.
 
     Args:
-        answer: the answer looked for, if it is known; ``right[i]``: whether run ``i`` gave it.
+        right: whether each run gave the right answer, if that is known.
+        width: of the terminal.
     """
+    column = (width - 10) // len(runs) - 3
     table = Table(show_lines=True, pad_edge=False)
     table.add_column("", no_wrap=True)
     for run in runs:
-        table.add_column(run.name, overflow="fold", ratio=1, min_width=18)
+        table.add_column(run.name, overflow="fold", ratio=1)
 
     def add(label: str, cells: list[RenderableType]) -> None:
         table.add_row(label, *cells)
 
     add("answer", [Text(run.text or "(nothing)") for run in runs])
-    if answer:
+    if right:
         add(
             "right",
             [Text("yes", style="bold green") if ok else Text("no", style="bold red") for ok in right],
         )
-    add("layers", [layer_map(run.report, n_layers) for run in runs])
+    add("layers", [layer_map(run.report, n_layers, column) for run in runs])
     add("KV now", [_share(run.kv_bytes, runs[0].kv_bytes) for run in runs])
     add("KV peak", [_share(run.kv_peak_bytes, runs[0].kv_peak_bytes) for run in runs])
     add("prefill", [_speed(run.prefill_speed, runs[0].prefill_speed) for run in runs])

@@ -79,14 +79,13 @@ def print_comparison(
     *,
     as_json: bool,
     header: dict[str, Any],
-    answer: str = "",
     right: Sequence[bool] = (),
 ) -> None:
     """The result on standard output.
 
     Args:
         header: what the JSON object starts with; its ``title`` is the table's first line.
-        answer, right: see :func:`~lighttransfer.cli.render.side_by_side`.
+        right: see :func:`~lighttransfer.cli.render.side_by_side`.
     """
     if as_json:
         rows = [run.to_dict() for run in runs]
@@ -97,7 +96,7 @@ def print_comparison(
         return
     console = Console()
     console.print(Text(header["title"], style="bold"))
-    console.print(side_by_side(runs, n_layers, answer, right))
+    console.print(side_by_side(runs, n_layers, right, console.width))
     console.print(legend())
     scores = score_table(runs)
     if scores is not None:
