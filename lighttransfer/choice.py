@@ -35,6 +35,11 @@ class Reading:
         return [float(score) for score in self._host.tolist()]
 
 
+def reads_late(scores: Tensor) -> bool:
+    """Whether scores are used one layer late, so that no layer waits for the host to have read them."""
+    return scores.is_cuda
+
+
 class LayerChoice:
     """The choices of a cache's rows.
 
@@ -134,7 +139,7 @@ class LayerChoice:
         """
         scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self._cache.process_group)
         self._settle_reading(step)
-        if scores.is_cuda:
+        if reads_late(scores):
             self._reading = (layer, rows, Reading(scores))
         else:
             self._push(layer, rows, scores.tolist(), step)
