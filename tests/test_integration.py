@@ -57,13 +57,18 @@ def test_enable_twice_takes_the_last_settings_and_disable_restores_the_first_att
 
 
 def test_settings_survive_saving(tmp_path: Path) -> None:
-    model = enabled()
+    policy = {"name": "nonsink_peak", "top_queries": 3, "floor": 0.02}
+    model = enabled(policy=policy, page_size=8, defer_windows=3.0)
     expected = runs.generate(model, PROMPTS, 12)
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.lighttransfer == model.config.lighttransfer
     lighttransfer.enable(loaded)  # no argument: the settings of the checkpoint
     run = runs.generate(loaded, PROMPTS, 12)
+    settings = run.cache.settings
+    assert (settings.n_sink, settings.n_recent, settings.n_last) == (WINDOW["n_sink"], WINDOW["n_recent"], N_LAST)
+    assert (settings.full_layers, settings.page_size, settings.defer_windows) == (2, 8, 3.0)
+    assert settings.policy.to_dict() == policy
     assert run.answers == expected.answers
     assert streaming(run.cache) == streaming(expected.cache)
 
