@@ -120,20 +120,24 @@ void Checker::dtype(const Tensor& t, const char* argument, ScalarType expected) 
 }
 
 DType Checker::float_dtype(const Tensor& t, const char* argument) const {
+#ifdef LIGHTTRANSFER_SIMULATOR
+  const bool on_cpu = false;  // the tensors lie on the CPU, the kernels are the GPU's
+#else
+  const bool on_cpu = device_.is_cpu();
+#endif
   switch (defined(t, argument).scalar_type()) {
     case ScalarType::Half:
       return DType::kFloat16;
     case ScalarType::BFloat16:
       return DType::kBFloat16;
     case ScalarType::Float:
-      if (device_.is_cpu()) return DType::kFloat32;
+      if (on_cpu) return DType::kFloat32;
       break;
     default:
       break;
   }
   fail_type(argument,
-            device_.is_cpu() ? "have dtype Half, BFloat16 or Float"
-                             : "have dtype Half or BFloat16 on a GPU",
+            on_cpu ? "have dtype Half, BFloat16 or Float" : "have dtype Half or BFloat16 on a GPU",
             toString(t.scalar_type()));
 }
 
