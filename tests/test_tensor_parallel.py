@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import tiny_models
-import torch
 
 import lighttransfer
 
@@ -19,11 +18,12 @@ SETTINGS = {"full_layers": 2, "n_sink": 2, "n_recent": 6, "n_last": 4, "page_siz
 
 
 def answers(model: Any) -> dict[str, Any]:
-    ids = torch.tensor([tiny_models.prompt(30, seed=3), tiny_models.prompt(30, seed=4)])
+    # The last row is inside the window: it chooses while it decodes.
+    ids, mask = tiny_models.left_pad([tiny_models.prompt(length, seed=length) for length in (30, 23, 5)])
     result = {}
     for policy in POLICIES:
         lighttransfer.enable(model, policy=policy, **SETTINGS)
-        out = model.generate(ids, max_new_tokens=15, do_sample=False, return_dict_in_generate=True)
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=15, do_sample=False, return_dict_in_generate=True)
         report = out.cache.report()
         result[policy] = {
             "tokens": out.sequences.tolist(),
@@ -33,14 +33,22 @@ def answers(model: Any) -> dict[str, Any]:
     return result
 
 
+def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+    # The limit turns a hang into a failure; nothing is said about how long a run takes.
+    return subprocess.run(
+        [*command, str(folder), *arguments], env=environment, capture_output=True, text=True, timeout=400
+    )
+
+
 def test_two_ranks_choose_as_one(tmp_path: Path) -> None:
     model = tiny_models.build(tiny_models.llama())
     model.save_pretrained(tmp_path / "model")
     expected = answers(model)
     assert any(row != expected["lazy_ratio"]["streaming"][0] for row in expected["output_error"]["streaming"])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-    run = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=400)
+    assert all(row for result in expected.values() for row in result["streaming"])
+    run = launch(tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     for rank in (0, 1):
         result = json.loads((tmp_path / f"rank{rank}.json").read_text())
@@ -50,13 +58,22 @@ def test_two_ranks_choose_as_one(tmp_path: Path) -> None:
             assert 2 * result[policy]["bytes"] == expected[policy]["bytes"]
 
 
-def main(folder: Path) -> None:
+def test_a_rank_that_fails_ends_the_run(tmp_path: Path) -> None:
+    tiny_models.build(tiny_models.llama()).save_pretrained(tmp_path / "model")
+    run = launch(tmp_path, "1")
+    assert run.returncode != 0
+    assert "rank 1 was told to fail" in run.stderr
+
+
+def main(folder: Path, failing_rank: str = "") -> None:
     from transformers import LlamaForCausalLM
     from transformers.distributed import DistributedConfig
 
     model = LlamaForCausalLM.from_pretrained(folder / "model", distributed_config=DistributedConfig(tp_size=2))
+    if os.environ["RANK"] == failing_rank:
+        raise RuntimeError(f"rank {failing_rank} was told to fail")
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(answers(model)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
