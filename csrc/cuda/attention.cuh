@@ -2,8 +2,6 @@
 // and head walks over the tiles of keys that any of its rows sees, from right to left.
 #pragma once
 
-#include <cute/arch/copy_sm80.hpp>
-
 #include "attention_rows.cuh"
 #include "launch.h"
 
@@ -38,7 +36,6 @@ class PrefillCta : PrefillRows<Element, Shape> {
     if (tile >= 0) {
       load_queries();
       load_k<true>(tile);
-      cute::cp_async_fence();
       prepare_queries();
     }
 #pragma unroll 1
@@ -103,14 +100,16 @@ class PrefillCta : PrefillRows<Element, Shape> {
 
   __device__ __forceinline__ void prepare_queries() {
     if (!args_.negate && !Shape::kQueriesInRegisters) return;
-    cute::cp_async_wait<0>();
+    wait_for_copies();
     __syncthreads();
     if (args_.negate) {
       auto* words = reinterpret_cast<uint32_t*>(smem_);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < QTile::kBytes / 4; i += Shape::kThreads)
+      for (int i = threadIdx.x; i < QTile::kBytes / 4; i += Shape::kThreads) {
         words[i] ^= 0x80008000u;
-      __syncthreads();
+      }
+      // Queries that stay in shared memory are read behind the first tile's barrier.
+      if constexpr (Shape::kQueriesInRegisters) __syncthreads();
     }
     if constexpr (Shape::kQueriesInRegisters) {
       static_for<kSteps>([&](auto step) { read_queries<step>(q_[step]); });
@@ -163,21 +162,17 @@ class PrefillCta : PrefillRows<Element, Shape> {
   // next K while V is used.
   template <bool kMasked>
   __device__ __forceinline__ void attend(int tile, int next_tile, int segment) {
-    cute::cp_async_wait<0>();
+    wait_for_copies();
     __syncthreads();  // K is there, and nobody reads the previous V
     load_v<kMasked>(tile);
-    cute::cp_async_fence();
 
     const bool active = !kMasked || warp_sees(tile, segment);
     uint32_t p[kFragments][kN / 2][4];
     if (active) weigh<kMasked>(tile, segment, p);
 
-    cute::cp_async_wait<0>();
+    wait_for_copies();
     __syncthreads();  // V is there, and nobody reads K
-    if (next_tile >= 0) {
-      load_k<kMasked>(next_tile);
-      cute::cp_async_fence();
-    }
+    if (next_tile >= 0) load_k<kMasked>(next_tile);
     if (active) accumulate(p);
   }
 
@@ -256,7 +251,7 @@ class PrefillCta : PrefillRows<Element, Shape> {
 #pragma unroll
     for (int r = 0; r < 2 * kFragments; ++r) {
       const int m = r / 2, i = r % 2 * 2;
-      const int row = cta_.row_begin + this->warp_row() + this->row_of(r);
+      const int row = cta_.row_begin + this->first_row() + 8 * r;
       const int end = min(end_of_all, cta_.end_of_row(row)) - column;
 #pragma unroll
       for (int n = 0; n < kN; ++n) {

@@ -37,15 +37,17 @@ class PrefillRows {
   // Ends segment i of a tile with measured rows: its sums make way for the next segment's.
   __device__ __forceinline__ void set_aside(int i) {
     softmax_.reduce_sums();
+    float2* partial = partials(i);
+    const bool leads = lane() % 4 == 0;
 #pragma unroll
     for (int r = 0; r < Softmax::kRows; ++r) {
-      if (lane() % 4 == 0) *partial(i, r) = {softmax_.sum[r], softmax_.anchor[r]};
+      if (leads) partial[8 * r] = {softmax_.sum[r], softmax_.anchor[r]};
       softmax_.sum[r] = 0.0f;
     }
   }
-  __device__ __forceinline__ float2* partial(int i, int r) const {
-    return reinterpret_cast<float2*>(smem_ + Shape::kPartials) + i * Shape::kBlockM + warp_row() +
-           row_of(r);
+  // What segment i had for the thread's first row; 8 further on for its next one.
+  __device__ __forceinline__ float2* partials(int i) const {
+    return reinterpret_cast<float2*>(smem_ + Shape::kPartials) + i * Shape::kBlockM + first_row();
   }
 
   __device__ __forceinline__ void finish() {
@@ -77,31 +79,35 @@ class PrefillRows {
       }
     }
     if (!cta_.measures(cta_.row_end - 1)) return;
-    __syncwarp();
+    const int quad = lane() / 4 * 4, first = cta_.row_begin + first_row();
+    const bool leads = lane() % 4 == 0;
+    const float2 *recents = partials(RowTile::kRecent), *middles = partials(RowTile::kMiddle);
 #pragma unroll
     for (int r = 0; r < Softmax::kRows; ++r) {
-      const float2 recent = *partial(RowTile::kRecent, r), middle = *partial(1, r);
+      // Read by the lane that wrote them; the others get the total from it.
+      float2 recent{0.0f, -INFINITY}, middle = recent;
+      if (leads) recent = recents[8 * r], middle = middles[8 * r];
       const float sinks_sum = softmax_.sum[r];
       const float recent_sum = recent.x * softmax_.since(recent.y, r);
       const float total = sinks_sum + recent_sum + middle.x * softmax_.since(middle.y, r);
-      softmax_.sum[r] = total;
-      const int row = cta_.row_begin + warp_row() + row_of(r);
-      if (lane() % 4 == 0 && row < cta_.row_end && cta_.measures(row)) {
+      const int row = first + 8 * r;
+      if (leads && row < cta_.row_end && cta_.measures(row)) {
         mass[n_last - (n_queries - row)] = {sinks_sum / total, recent_sum / total};
       }
+      softmax_.sum[r] = __shfl_sync(~0u, total, quad);
     }
   }
 
   // Each of a row's four lanes has all of its rows: lane t % 4 writes row t.
   __device__ __forceinline__ void write_lse() const {
-    const int r = lane() % 4 % Softmax::kRows;
+    const int lane_of_row = lane() % 4, r = lane_of_row % Softmax::kRows;
     float anchor = softmax_.anchor[0], sum = softmax_.sum[0];
 #pragma unroll
     for (int i = 1; i < Softmax::kRows; ++i) {
       if (r == i) anchor = softmax_.anchor[i], sum = softmax_.sum[i];
     }
-    const int row = cta_.row_begin + warp_row() + row_of(r);
-    if (lane() % 4 < Softmax::kRows && row < cta_.row_end) {
+    const int row = cta_.row_begin + first_row() + 8 * r;
+    if (lane_of_row == r && row < cta_.row_end) {
       p_.lse[(cta_.batch * p_.n_heads + cta_.head) * p_.n_queries + row] =
           softmax_.lse(anchor, sum);
     }
@@ -109,8 +115,7 @@ class PrefillRows {
 
   // Through the warp's own rows of the query tile, so that every store is of 16 bytes.
   __device__ __forceinline__ void write_output() const {
-    const uint32_t to = base_ + QTile::offset(warp_row() + lane() / 4, 0) + lane() % 4 * 4;
-    __syncwarp();
+    const uint32_t to = base_ + QTile::offset(first_row(), 0) + lane() % 4 * 4;
 #pragma unroll
     for (int r = 0; r < Softmax::kRows; ++r) {
 #pragma unroll
@@ -122,10 +127,10 @@ class PrefillRows {
     }
     __syncwarp();
     constexpr int kLanes = QTile::kBlockCols / 8, kRowsPerPass = 32 / kLanes;
-    const int col = lane() % kLanes * 8;
+    const int col = lane() % kLanes * 8, first = warp_row() + lane() / kLanes;
 #pragma unroll
     for (int pass = 0; pass < Shape::kRowsPerWarp / kRowsPerPass; ++pass) {
-      const int row = warp_row() + pass * kRowsPerPass + lane() / kLanes;
+      const int row = first + pass * kRowsPerPass;
       if (cta_.row_begin + row >= cta_.row_end) break;
       auto* out = element(p_.out, cta_.head, cta_.row_begin + row, col);
 #pragma unroll
@@ -142,8 +147,8 @@ class PrefillRows {
     return thread_anew() / 32 * Shape::kRowsPerWarp;
   }
 
-  // Row r of a thread's fragments, within the warp's rows.
-  __device__ __forceinline__ int row_of(int r) const { return 8 * r + lane() / 4; }
+  // The first of the thread's rows, which are 8 apart.
+  static __device__ __forceinline__ int first_row() { return warp_row() + lane() / 4; }
 
   const PrefillArgs& args_;
   const AttentionParams& p_;

@@ -24,6 +24,7 @@ class RowTile {
  public:
   static constexpr int kSegments = 3;
   static constexpr int kRecent = 0;
+  static constexpr int kMiddle = 1;
   static constexpr int kSinks = 2;
 
   int batch, head;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cute/arch/copy_sm80.hpp>
 #include <cute/swizzle.hpp>
 
 #include "tensor_core.cuh"
@@ -56,6 +55,11 @@ __device__ __forceinline__ void copy_16_bytes_async(uint32_t destination, const 
   const int source_bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(destination),
                "l"(source), "r"(source_bytes));
+}
+
+// All copies that this thread has begun. Its own only: a barrier makes them everybody's.
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
 // Which rows of a tile exist: the others are filled with zeros, as is what lies beyond head_dim.
