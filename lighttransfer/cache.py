@@ -93,6 +93,7 @@ class LightTransferCache(PagedCache):
         """Tokens seen, padding included."""
         return self._seen
 
+    @torch.compiler.disable  # dynamo cannot make an int of another class
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return CacheLength(self._seen + query_length), 0
 

@@ -200,6 +200,22 @@ def test_text_generation_pipeline(tmp_path: Path) -> None:
         assert answers == expected
 
 
+def test_a_compiled_forward_gives_the_same_logits() -> None:
+    """Dynamo and AOTAutograd trace the model around the cache; the host's work breaks the graphs."""
+    model = tiny_models.build(tiny_models.llama(num_hidden_layers=2))
+    lighttransfer.enable(model, full_layers=1, **SETTINGS)
+    expected = runs.generate(model, PROMPTS, 4)
+    torch._dynamo.reset()
+    try:
+        model.forward = torch.compile(model.forward, backend="aot_eager")
+        run = runs.generate(model, PROMPTS, 4)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
+    finally:
+        torch._dynamo.reset()
+    assert streaming(run.cache) == streaming(expected.cache)
+    assert (run.logits - expected.logits).abs().max() < 2e-5
+
+
 def llava() -> PreTrainedModel:
     """A vision tower of four patches in front of the tiny Llama; token 96 stands for a patch."""
     vision = transformers.CLIPVisionConfig(
