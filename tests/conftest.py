@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,10 +22,7 @@ SIMULATOR = os.environ.get("LIGHTTRANSFER_CUDASIM", "off")
 def _simulator() -> ModuleType:
     import cudasim
 
-    if SIMULATOR == "on":
-        cudasim.load_ops()
-    else:
-        torch.ops.load_library(SIMULATOR)
+    cudasim.load_ops(library=None if SIMULATOR == "on" else Path(SIMULATOR))
     return cudasim
 
 

@@ -121,9 +121,9 @@ void Checker::dtype(const Tensor& t, const char* argument, ScalarType expected) 
 
 DType Checker::float_dtype(const Tensor& t, const char* argument) const {
 #ifdef LIGHTTRANSFER_SIMULATOR
-  const bool on_cpu = false;  // the tensors lie on the CPU, the kernels are the GPU's
+  const bool takes_float = false;  // the tensors lie on the CPU, the kernels are the GPU's
 #else
-  const bool on_cpu = device_.is_cpu();
+  const bool takes_float = device_.is_cpu();
 #endif
   switch (defined(t, argument).scalar_type()) {
     case ScalarType::Half:
@@ -131,13 +131,14 @@ DType Checker::float_dtype(const Tensor& t, const char* argument) const {
     case ScalarType::BFloat16:
       return DType::kBFloat16;
     case ScalarType::Float:
-      if (on_cpu) return DType::kFloat32;
+      if (takes_float) return DType::kFloat32;
       break;
     default:
       break;
   }
   fail_type(argument,
-            on_cpu ? "have dtype Half, BFloat16 or Float" : "have dtype Half or BFloat16 on a GPU",
+            device_.is_cpu() ? "have dtype Half, BFloat16 or Float"
+                             : "have dtype Half or BFloat16 on a GPU",
             toString(t.scalar_type()));
 }
 

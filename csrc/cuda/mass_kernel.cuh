@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kMassThreads, 1)
     position[half] = length - p.n_queries + r.query;
   }
   uint32_t q[kHeadDim / 16][4];
-  load_kept_keys<T, kHeadDim>(p, keys, kept, 0, shared);
+  if (kept.size() > 0) load_kept_keys<T, kHeadDim>(p, keys, kept, 0, shared);
   load_mass_queries<T, kHeadDim>(p, b, rows, q);
 
   const float scale = p.scale * kLog2E;

@@ -65,13 +65,27 @@ def load_library(path: str | Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def load_ops(build: Path | None = None) -> Path:
-    """Builds and loads ``torch.ops.lighttransfer_sim``: the project's CUDA kernels for CPU tensors."""
+def load_ops(build: Path | None = None, library: Path | None = None) -> Path:
+    """Loads ``torch.ops.lighttransfer_sim``, the project's CUDA kernels for CPU tensors: ``library``, or builds it."""
     import torch
 
-    path = build_ops(build)
+    path = library or build_ops(build)
     torch.ops.load_library(str(path))
+    _mirror_fakes()
     return path
+
+
+def _mirror_fakes() -> None:
+    """The fake kernels of the real ops serve the simulated ones."""
+    import torch
+    from torch._library.simple_registry import singleton
+
+    import lighttransfer  # noqa: F401  (registers them)
+
+    for entry in list(singleton._data.values()):
+        namespace, _, name = entry.qualname.partition("::")
+        if namespace == "lighttransfer" and entry.fake_impl.kernel is not None:
+            torch.library.register_fake(f"lighttransfer_sim::{name}", entry.fake_impl.kernel.func)
 
 
 def _span(array: Any) -> tuple[int, int, bool]:
