@@ -25,7 +25,7 @@ from lighttransfer.prompts import Prompt, needle_prompts
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompt-tokens", type=int, default=4000)
-    parser.add_argument("--new-tokens", type=int, default=20)
+    parser.add_argument("--new-tokens", type=int, default=12)
     parser.add_argument("--depths", type=float, nargs="+", default=[0.05, 0.2, 0.35, 0.5, 0.65])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     add_model_options(parser)

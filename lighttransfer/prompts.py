@@ -25,7 +25,8 @@ _PLACES = (
     "dairy",
 )
 _INTRODUCTION = "Read the following handbook and answer the question after it.\n\n"
-_SENTENCE = re.compile(r".+?(?:[.?!:;][\"']?(?=\s)|\Z)\s*", re.DOTALL)
+#: A sentence and the white space after it; the numeral of a chapter's heading ends none.
+_SENTENCE = re.compile(r".+?(?:(?<![IVX])[.?!][\"']?(?=\s)|\Z)\s*", re.DOTALL)
 
 
 @functools.cache
@@ -112,7 +113,8 @@ def needle_prompt(tokenizer: PreTrainedTokenizerBase, *, n_tokens: int, depth: f
         raise ValueError(f"depth must lie in [0, 1], got {depth}")
     draw = random.Random(seed)
     place, number = draw.choice(_PLACES), str(draw.randrange(10**6, 10**7))
-    needle = f"The secret number of the {place} is {number}. "
+    lead_in = f"The secret number of the {place} is"
+    needle = f"{lead_in} {number}. "
     question = f"What is the secret number of the {place}?"
     sentences = _sentences(start=draw.random(), n_characters=12 * n_tokens)
     lengths = [len(sentence) for sentence in sentences]
@@ -123,10 +125,10 @@ def needle_prompt(tokenizer: PreTrainedTokenizerBase, *, n_tokens: int, depth: f
             seen += lengths[at]
             at += 1
         text = "".join(sentences[:at]) + needle + "".join(sentences[at:n])
-        return chat_ids(tokenizer, f"{_INTRODUCTION}{text.strip()}\n\n{question}")
+        return chat_ids(tokenizer, f"{_INTRODUCTION}{text.strip()}\n\n{question}", lead_in)
 
     ids, _ = _fit(build, len(sentences), n_tokens)
-    return Prompt(ids, question, "", number, depth, seed)
+    return Prompt(ids, question, lead_in, number, depth, seed)
 
 
 def needle_prompts(

@@ -33,7 +33,8 @@ def test_needle_stands_once_at_its_depth(depth: float) -> None:
     assert 2900 < len(prompt.input_ids) <= 3000
     text = tokenizer.decode(list(prompt.input_ids))
     assert text.startswith("<u>")
-    assert text.endswith(f"\n\n{prompt.question}</u><a>")
+    assert text.endswith(f"\n\n{prompt.question}</u><a>{prompt.lead_in}")
+    assert f". {prompt.lead_in} {prompt.answer}. " in text.replace("\n\n", " ")
     assert text.count(prompt.answer) == 1
     assert re.fullmatch(r"[1-9]\d{6}", prompt.answer)
     assert abs(text.index(prompt.answer) / len(text) - depth) < 0.05
@@ -96,7 +97,7 @@ def test_nonsink_peak_finds_needles_with_half_of_the_layers() -> None:
     found = {FULL_CACHE.name: 0, hybrid.name: 0}
     for needle in needles:
         for variant in (FULL_CACHE, hybrid):
-            run = measure(model, tokenizer, needle.input_ids, variant, new_tokens=20)
+            run = measure(model, tokenizer, needle.input_ids, variant, new_tokens=12)
             found[variant.name] += needle.is_answered_by(run.text)
             if run.report is not None:
                 assert len(run.report.requests[0].streaming_layers) == 15
