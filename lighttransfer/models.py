@@ -122,6 +122,7 @@ def load_model(
         )
     if path.suffix == ".gguf" and not path.is_file():
         raise ModelError(f"no model at {source}: the file does not exist")
+    where["local_files_only"] = path.exists()  # else transformers asks the hub about some models that lie here
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
