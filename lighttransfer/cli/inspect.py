@@ -82,19 +82,18 @@ def _print(args: argparse.Namespace, runs: dict[str, list[Measured]], n_layers: 
         return
     console = Console()
     table = Table(pad_edge=False)
-    for column in ("policy", "prompt", "layers", "KV now", "KV peak", "lowest and highest score"):
+    for column in ("policy", "prompt", "tokens"):
         table.add_column(column)
+    table.add_column("layers", no_wrap=True, min_width=n_layers)
+    table.add_column("KV now, peak")
     for name, rows in runs.items():
         for at, measured in enumerate(rows):
-            scores = measured.report.requests[0].scores if measured.report else {}
-            extremes = [min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)] if scores else []
             table.add_row(
                 name,
-                f"{at + 1}: {measured.prompt_tokens} tokens",
+                str(at + 1),
+                str(measured.prompt_tokens),
                 layer_map(measured.report, n_layers),
-                megabytes(measured.kv_bytes),
-                megabytes(measured.kv_peak_bytes),
-                ", ".join(f"layer {layer}: {scores[layer]:.4f}" for layer in extremes) or "none",
+                f"{megabytes(measured.kv_bytes)}, {megabytes(measured.kv_peak_bytes)}",
             )
     console.print(table)
     console.print(legend())
