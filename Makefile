@@ -11,6 +11,7 @@ pip := $(python) -m pip install --quiet --disable-pip-version-check
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 sources := CMakeLists.txt setup.py pyproject.toml $(shell find csrc -type f)
+workers ?= $(shell nproc)
 has_gpu := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 
 help:
@@ -55,7 +56,8 @@ demo: $(VENV)/.package
 	$(VENV)/bin/lighttransfer demo
 
 test: $(VENV)/.cuda lint
-	$(python) -m pytest -m "not slow" tests
+	$(python) tests/simulator.py
+	OMP_NUM_THREADS=1 $(python) -m pytest -n $(workers) -m "not slow" tests
 
 test-slow: $(VENV)/.cuda
 	$(python) -m pytest -m slow tests

@@ -8,7 +8,6 @@ import pytest
 import torch
 from reference import assert_matches, random_qkv
 
-from lighttransfer import _library
 from lighttransfer.ops import prefill_attn
 
 LENGTHS = [1, 7, 64, 65, 127, 128, 129, 333, 512]
@@ -24,11 +23,6 @@ PAIRS = [(n, n) for n in LENGTHS] + [
     (333, 127),
 ]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-
-
-def _skip_without_fp32(device, dtype):
-    if dtype == FP32 and (device == "cuda" or _library.namespace != "lighttransfer"):
-        pytest.skip("fp32 is a CPU dtype")
 
 
 def _starts(*values, device):
@@ -55,7 +49,6 @@ def test_all_lengths(device, n_queries, n_keys, head_dim):
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16])
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 72, 96, 128, 256])
 def test_head_dims(device, head_dim, dtype):
-    _skip_without_fp32(device, dtype)
     q, k, v = random_qkv(3, 65, 129, 2, 1, head_dim, dtype, device)
     assert_matches(prefill_attn(q, k, v), q, k, v)
 
@@ -116,7 +109,6 @@ def test_wide_streaming_mask(device):
 
 @pytest.mark.parametrize("dtype", [FP32, FP16])
 def test_streaming_mask_dtypes(device, dtype):
-    _skip_without_fp32(device, dtype)
     q, k, v = random_qkv(3, 200, 200, 4, 2, 72, dtype, device)
     window = {"n_sink": 4, "n_recent": 60}
     assert_matches(prefill_attn(q, k, v, **window), q, k, v, **window)
@@ -138,7 +130,9 @@ def test_left_padding_is_the_row_alone(device):
     for b, start in enumerate([0, 37, 90]):
         alone, alone_lse = prefill_attn(*(t[b : b + 1, start:] for t in (q, k, v)), **window)
         torch.testing.assert_close(lse[b : b + 1, :, start:], alone_lse, rtol=1e-6, atol=2e-6)
-        torch.testing.assert_close(out[b : b + 1, start:], alone)
+        # Tiles lie elsewhere in the padded row, so their roundings differ.
+        rounding = torch.finfo(BF16).eps * alone.abs().max().item()
+        torch.testing.assert_close(out[b : b + 1, start:], alone, rtol=0, atol=rounding)
 
 
 def test_without_causal_padding_hides_keys_only(device):

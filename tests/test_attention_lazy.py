@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import kept_mass, random_qkv
+from reference import assert_matches, kept_mass, random_qkv
 
 from lighttransfer import _library
 from lighttransfer.ops import lazy_ratio, prefill_attn, prefill_attn_lazy, retained_mass
@@ -30,17 +30,18 @@ def _assert_mass_matches(mass, q, k, **kwargs):
 def _check(q, k, v, **kwargs):
     out, lse, mass = prefill_attn_lazy(q, k, v, **kwargs)
     full = {name: kwargs[name] for name in ("scale", "seq_start") if name in kwargs}
-    want_out, want_lse = prefill_attn(q, k, v, **full)
-    assert torch.equal(lse, want_lse)
-    assert torch.equal(out, want_out)
+    if q.device.type == "cpu" and _library.namespace == "lighttransfer":
+        want_out, want_lse = prefill_attn(q, k, v, **full)
+        assert torch.equal(lse, want_lse)
+        assert torch.equal(out, want_out)
+    else:  # a GPU's row tiles that measure mass may round elsewhere
+        assert_matches((out, lse), q, k, v, **full)
     _assert_mass_matches(mass, q, k, **kwargs)
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16])
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 128, 256])
 def test_mass_equals_fp64(device, head_dim, dtype):
-    if dtype == FP32 and (device == "cuda" or _library.namespace != "lighttransfer"):
-        pytest.skip("fp32 is a CPU dtype")
     q, k, v = random_qkv(3, 130, 130, 4, 2, head_dim, dtype, device)
     _check(q, k, v, n_sink=4, n_recent=20, n_last=32)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from lighttransfer import _library
 from lighttransfer.ops import streaming_decode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -99,8 +98,10 @@ class Comparison:
 
     def __init__(self):
         self.values = {}
+        self.dtypes = {}
 
     def add(self, name, got, want, plain):
+        self.dtypes[name] = got.dtype
         got = got.cpu().double()
         assert torch.equal(got.isfinite(), want.isfinite()), name
         # A row in which everything is wrong must not hide behind the others' errors.
@@ -110,7 +111,10 @@ class Comparison:
     def check(self):
         for name, values in self.values.items():
             got, want, plain = (torch.cat(x) for x in zip(*values, strict=True))
-            ours, theirs = (got - want).norm().item(), (plain - want).norm().item()
+            rounding = (
+                torch.finfo(self.dtypes[name]).eps / 2 * want.norm().item()
+            )  # no kernel can avoid its output's own
+            ours, theirs = (got - want).norm().item(), max((plain - want).norm().item(), rounding)
             assert ours <= 2 * theirs, f"{name}: error {ours:.2e}, plain torch's {theirs:.2e}"
 
 
@@ -166,14 +170,6 @@ def inputs(batch, n_heads, n_kv_heads, head_dim, dtype, seed=0):
         padded((batch, 1, n_kv_heads, head_dim), dtype, seed + 12),
         padded((batch, n_kv_heads, 1, head_dim), dtype, seed + 13).transpose(1, 2),
     )
-
-
-@pytest.fixture(autouse=True)
-def _skip_fp32_on_a_gpu(request, device):
-    parameters = request.node.callspec.params
-    simulated = _library.namespace != "lighttransfer"
-    if (device == "cuda" or simulated) and parameters.get("dtype") == torch.float32:
-        pytest.skip("fp32 is a CPU dtype")
 
 
 # Rows: inactive; first token; ring not full, exactly full (before and after the token), wrapped once and often;
@@ -365,7 +361,11 @@ def valid(device):
     [
         (lambda a: {"q": a["q"][0]}, ValueError, r"q must have shape \[B, 1, H_q, D\]"),
         (lambda a: {"q": a["q"][:, :, :3]}, ValueError, "q must have a number of heads .* got 3 heads over 2 KV heads"),
-        (lambda a: {"q": a["q"].float()}, TypeError, "k must have dtype Float, got Half"),
+        (
+            lambda a: {"q": a["q"].float()},
+            TypeError,
+            "(k must have dtype Float, got Half|q must have .* on a GPU, got Float)",
+        ),
         (lambda a: {"q": a["q"].int()}, TypeError, "q must have dtype"),
         (lambda a: {"q": None}, TypeError, "q must be a tensor, got None"),
         (lambda a: {"k": a["k"][:2]}, ValueError, "k must have shape"),

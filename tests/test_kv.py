@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ring_oracle import LAYOUTS, Row, bits, make_cache, random_bits
 
-from lighttransfer import _library
 from lighttransfer.ops import append_kv_, compact_kv_, gather_kv
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -20,11 +19,6 @@ def _i32(values, device="cpu"):
 
 def _n_recent(rows, device):
     return _i32([row.n_recent or 0 for row in rows], device)
-
-
-def _skip_unsupported(device, dtype):
-    if dtype == torch.float32 and (device == "cuda" or _library.namespace != "lighttransfer"):
-        pytest.skip("fp32 is a CPU dtype")
 
 
 def _full_rows(cache, lengths, n_sink):
@@ -50,7 +44,6 @@ def _chunk(batch, tokens, heads, dim, dtype, device, seed):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compact_moves_the_kept_tokens_to_their_slots(device, layout, dtype):
-    _skip_unsupported(device, dtype)
     n_sink, n_recent = 3, 7
     lengths = [29, 10, 11, 4, 0, 17, 18]  # beyond, at and just over the window, short, empty, whole turns
     cache = make_cache(layout, batch=7, capacity=30, heads=3, dim=24, dtype=dtype, device=device)
@@ -126,7 +119,6 @@ def test_compact_needs_only_the_pages_it_touches(device):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_append_mixed_rows_with_padding(device, layout, dtype, padded):
-    _skip_unsupported(device, dtype)
     n_sink, batch, tokens = 2, 5, 9
     cache = make_cache(layout, batch=batch, capacity=24, heads=3, dim=16, dtype=dtype, device=device, seed=1)
     rows = [Row(n_sink, n_recent) for n_recent in (None, 5, 20, 6, None)]
@@ -184,7 +176,6 @@ def test_append_writes_only_what_survives(device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gather_is_in_position_order_and_right_aligned(device, layout, dtype):
-    _skip_unsupported(device, dtype)
     n_sink, max_len, batch = 2, 25, 6
     cache = make_cache(layout, batch=batch, capacity=23, heads=3, dim=40, dtype=dtype, device=device)
     rows = [Row(n_sink, n_recent) for n_recent in (None, 5, 20, 5, 5, None)]
@@ -351,7 +342,7 @@ def _apply(op, arguments):
 
 
 ARGUMENT_ERRORS = [
-    ("k_cache", lambda t: t.double(), TypeError, "k_cache must have dtype Half, BFloat16 or Float, got Double"),
+    ("k_cache", lambda t: t.double(), TypeError, "k_cache must have dtype Half.* BFloat16.*, got Double"),
     ("k_cache", lambda t: t[0], ValueError, r"k_cache must have shape .*, got \[4, 2, 8\]"),
     ("v_cache", lambda t: t.bfloat16(), TypeError, "v_cache must have dtype Half, got BFloat16"),
     ("v_cache", lambda t: t[1:], ValueError, "v_cache must have shape"),

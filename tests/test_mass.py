@@ -9,7 +9,6 @@ import sys
 import pytest
 import torch
 
-from lighttransfer import _library
 from lighttransfer.ops import lazy_ratio, retained_mass
 
 
@@ -62,16 +61,10 @@ def _dtypes():
     return [torch.bfloat16, torch.float16, torch.float32]
 
 
-def _skip_unsupported(device, dtype):
-    if dtype == torch.float32 and (device == "cuda" or _library.namespace != "lighttransfer"):
-        pytest.skip("fp32 is a CPU dtype")
-
-
 @pytest.mark.parametrize("dtype", _dtypes())
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (8, 2), (8, 1)])
 @pytest.mark.parametrize("dim", [64, 96, 128, 256, 8, 24, 72, 200])
 def test_equals_fp64(device, dtype, heads, kv_heads, dim):
-    _skip_unsupported(device, dtype)
     q, k = _inputs(3, 7, 150, heads, kv_heads, dim, dtype, device)
     _check(q, k, n_sink=4, n_recent=75)
 
@@ -94,7 +87,6 @@ def test_equals_fp64(device, dtype, heads, kv_heads, dim):
     ],
 )
 def test_windows(device, dtype, n_queries, n_keys, n_sink, n_recent):
-    _skip_unsupported(device, dtype)
     q, k = _inputs(3, n_queries, n_keys, 6, 2, 40, dtype, device, seed=1)
     got, _ = _check(q, k, n_sink=n_sink, n_recent=n_recent)
     if n_queries > n_keys:
@@ -103,7 +95,6 @@ def test_windows(device, dtype, n_queries, n_keys, n_sink, n_recent):
 
 @pytest.mark.parametrize("dtype", _dtypes())
 def test_left_padded_rows(device, dtype):
-    _skip_unsupported(device, dtype)
     q, k = _inputs(5, 8, 120, 6, 3, 64, dtype, device, seed=2)
     start = torch.tensor([0, 50, 117, 119, 120], dtype=torch.int32, device=device)  # rows 2 to 4: fewer than 8 queries
     got, _ = _check(q, k, n_sink=3, n_recent=40, seq_start=start)
@@ -218,7 +209,7 @@ def test_empty_sizes(device):
 
 
 ERRORS = [
-    ("q_last", lambda t: t.long(), TypeError, "q_last must have dtype Half, BFloat16 or Float, got Long"),
+    ("q_last", lambda t: t.long(), TypeError, "q_last must have dtype Half.* BFloat16.*, got Long"),
     ("q_last", lambda t: t[0], ValueError, r"q_last must have shape \[B, S_q, H_q, D\]"),
     ("q_last", lambda t: t[..., :20], ValueError, "head_dim that is a multiple of 8"),
     ("q_last", lambda t: t.mT.contiguous().mT, ValueError, "q_last must have unit stride"),

@@ -43,25 +43,29 @@ __global__ void __launch_bounds__(32 * kCombineWarps, 1)
       head * max_splits;
 
   constexpr int kPerLane = kDecodeMaxSplits / 32;
-  float weights[kPerLane];
+  float tops[kPerLane], weights[kPerLane];
   float top = -CUDART_INF_F;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int split = i * 32 + lane;
-    weights[i] = split < n_splits ? partials[split].lse : -CUDART_INF_F;
-    top = fmaxf(top, weights[i]);
+    const DecodePartial partial =
+        split < n_splits ? partials[split] : DecodePartial{-CUDART_INF_F, 0.0f, {}};
+    tops[i] = partial.top;
+    weights[i] = partial.sum;
+    top = fmaxf(top, partial.top);
   }
   top = warp_max(top);
   const float base = top == -CUDART_INF_F ? 0.0f : top;
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) sum += exp2_approx((weights[i] - base) * kLog2E);
+  for (int i = 0; i < kPerLane; ++i) {
+    weights[i] *= expf(tops[i] - base);
+    sum += weights[i];
+  }
   sum = warp_sum(sum);
   const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    weights[i] = exp2_approx((weights[i] - base) * kLog2E) * inverse;
-  }
+  for (int i = 0; i < kPerLane; ++i) weights[i] *= inverse;
 
   T* out = static_cast<T*>(p.out.data) + b * p.out.batch_stride + h * p.out.head_stride;
   for (int d = lane * 4; d - lane * 4 < p.head_dim; d += 128) {

@@ -144,7 +144,7 @@ __device__ __forceinline__ void store_new_token(const StreamingDecodeParams& p,
 template <int kHeadDim, int kGroupTiles>
 struct WarpState {
   float out[kGroupTiles][kHeadDim / 16][4] = {};  // O^T: 16 dims x 8 heads
-  float top[kGroupTiles][2];                      // maximum score so far, log2 units, per head
+  float top[kGroupTiles][2];                      // maximum scaled score so far, per head
   float sum[kGroupTiles][2] = {};                 // this lane's keys only, until the end
   float sink[kGroupTiles][2] = {};
   float kept[kGroupTiles][2] = {};
@@ -180,7 +180,6 @@ __device__ __forceinline__ void attend(const StreamingDecodeParams& p, const Dec
     for (int n = 0; n < kGroupTiles; ++n) mma<T>(scores[n], k, q[n][step][0], q[n][step][1]);
   }
 
-  const float scale = p.scale * kLog2E;
   const int slot = first_slot + lane / 4;
   bool visible[2];
 #pragma unroll
@@ -193,13 +192,13 @@ __device__ __forceinline__ void attend(const StreamingDecodeParams& p, const Dec
   for (int n = 0; n < kGroupTiles; ++n) {
     float (&s)[4] = scores[n];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = visible[i / 2] ? s[i] * scale : -CUDART_INF_F;
+    for (int i = 0; i < 4; ++i) s[i] = visible[i / 2] ? s[i] * p.scale : -CUDART_INF_F;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = max_over_keys(fmaxf(s[h], s[h + 2]));
       if (!first) {
         top = fmaxf(top, state.top[n][h]);
-        const float shrink = top == -CUDART_INF_F ? 1.0f : exp2_approx(state.top[n][h] - top);
+        const float shrink = top == -CUDART_INF_F ? 1.0f : expf(state.top[n][h] - top);
         state.sum[n][h] *= shrink;
         state.sink[n][h] *= shrink;
         state.kept[n][h] *= shrink;
@@ -211,8 +210,8 @@ __device__ __forceinline__ void attend(const StreamingDecodeParams& p, const Dec
       }
       state.top[n][h] = top;
       const float base = top == -CUDART_INF_F ? 0.0f : top;
-      s[h] = exp2_approx(s[h] - base);
-      s[h + 2] = exp2_approx(s[h + 2] - base);
+      s[h] = expf(s[h] - base);
+      s[h + 2] = expf(s[h + 2] - base);
       state.sum[n][h] += s[h] + s[h + 2];
     }
     weights[n][0] = transpose8x8(Half<T>::pack(s[0], s[1]));
@@ -320,7 +319,7 @@ __device__ __forceinline__ void store_partial(const StreamingDecodeParams& p, in
     float4 out = {};
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) {
-      const float weight = exp2_approx(s[w].x - base);
+      const float weight = expf(s[w].x - base);
       sum += weight * s[w].y;
       sink += weight * s[w].z;
       kept += weight * s[w].w;
@@ -336,9 +335,7 @@ __device__ __forceinline__ void store_partial(const StreamingDecodeParams& p, in
     reinterpret_cast<float4*>(partial_outs + index * p.head_dim)[vector] = {
         out.x * inverse, out.y * inverse, out.z * inverse, out.w * inverse};
     if (vector == 0) {
-      partials[index] = {sum > 0.0f ? (top + log2f(sum)) * kLn2 : -CUDART_INF_F,
-                         {sink * inverse, kept * inverse},
-                         0.0f};
+      partials[index] = {top, sum, {sink * inverse, kept * inverse}};
     }
   }
 }

@@ -25,10 +25,11 @@ LT_HOST_DEVICE constexpr int decode_max_splits(int64_t capacity) {
 }
 
 // One split's attention state of one query head, beside its out (fp32 [D]): what combine merges.
+// The pair (top, sum) is kept apart, since its logarithm would lose digits where scores are large.
 struct alignas(16) DecodePartial {
-  float lse;      // natural log; -inf: the split has no visible key
+  float top;      // greatest scaled score; -inf: the split has no visible key
+  float sum;      // of exp(score - top)
   float mass[2];  // probability on sinks and on other kept keys, within the split
-  float unused;
 };
 
 // Workspace: out fp32 [B, H_q, max_splits, D], then DecodePartial [B, H_q, max_splits].

@@ -100,18 +100,26 @@ __global__ void compact_kernel(CompactKvParams p) {
   side(p.cache.v);
 }
 
+__device__ __forceinline__ KeptPositions cached_positions(const GatherKvParams& p, int64_t row) {
+  return p.ring(row).kept(0, p.seq_len[row] < 0 ? 0 : p.seq_len[row]);
+}
+
+__global__ void gather_starts_kernel(GatherKvParams p) {
+  const int64_t row = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (row >= p.batch) return;
+  const int64_t start = p.max_len - cached_positions(p, row).size();
+  p.seq_start[row] = static_cast<int32_t>(start > 0 ? start : 0);
+}
+
 template <class Vector, class T>
 __global__ void gather_kernel(GatherKvParams p) {
   Place at;
   if (!find_place(p.batch, p.max_len, p.n_kv_heads, p.head_dim, sizeof(Vector) / sizeof(T), &at)) {
     return;
   }
-  const int64_t length = p.seq_len[at.row] < 0 ? 0 : p.seq_len[at.row];
   const Ring ring = p.ring(at.row);
-  const KeptPositions cached = ring.kept(0, length);
+  const KeptPositions cached = cached_positions(p, at.row);
   const int64_t start = p.max_len - cached.size();
-  const bool first = at.token == 0 && at.head == 0 && at.element == 0;
-  if (first) p.seq_start[at.row] = static_cast<int32_t>(start > 0 ? start : 0);
   const int64_t i = at.token - start;
   const auto side = [&](const KvCache::Side& s, const Activation& out) {
     const T* from = i < 0 ? nullptr : cache_at<T>(p.cache, s, at.row, ring.slot(cached[i]), at);
@@ -179,11 +187,9 @@ void run(const CompactKvParams& p, void* stream) {
 }
 
 void run(const GatherKvParams& p, void* stream) {
-  if (p.max_len == 0 || p.n_kv_heads == 0) {  // no vector to move: every row starts at the end
-    check(cudaMemsetAsync(p.seq_start, 0, p.batch * sizeof(int32_t), as_stream(stream)),
-          "gather_kv");
-    return;
-  }
+  gather_starts_kernel<<<n_blocks(p.batch), kThreads, 0, as_stream(stream)>>>(p);
+  check_launch("gather_kv");
+  if (p.max_len == 0 || p.n_kv_heads == 0) return;
   with_vector(aligned(p.cache) && aligned(p.k) && aligned(p.v), [&](auto vector) {
     using V = decltype(vector);
     const int64_t n = p.batch * p.max_len * p.n_kv_heads * p.head_dim * 2 / int64_t(sizeof(V));

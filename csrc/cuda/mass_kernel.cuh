@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kMassThreads, 1)
                   start * p.k.token_stride + kv_head * p.k.head_stride;
 
   MassRow rows[2];
-  float base[2];  // lse in log2 units; +inf for a row without keys, whose weights are then 0
+  float base[2];  // lse; +inf for a row without keys, whose weights are then 0
   int64_t position[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -116,14 +116,13 @@ __global__ void __launch_bounds__(kMassThreads, 1)
         r.valid
             ? p.lse[b * p.lse_strides[0] + r.head * p.lse_strides[1] + r.query * p.lse_strides[2]]
             : -CUDART_INF_F;
-    base[half] = lse == -CUDART_INF_F ? CUDART_INF_F : lse * kLog2E;
+    base[half] = lse == -CUDART_INF_F ? CUDART_INF_F : lse;
     position[half] = length - p.n_queries + r.query;
   }
   uint32_t q[kHeadDim / 16][4];
   if (kept.size() > 0) load_kept_keys<T, kHeadDim>(p, keys, kept, 0, shared);
   load_mass_queries<T, kHeadDim>(p, b, rows, q);
 
-  const float scale = p.scale * kLog2E;
   float mass[2][2] = {};  // [half][sinks, other kept keys]
   int stage = 0;
   for (int64_t first = 0; first < kept.size(); first += kMassKeys) {
@@ -157,7 +156,7 @@ __global__ void __launch_bounds__(kMassThreads, 1)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int half = i / 2;
-          const float weight = exp2_approx(fmaf(scores[m][i], scale, -base[half]));
+          const float weight = exp_approx(fmaf(scores[m][i], p.scale, -base[half]));
           if (plain) {
             mass[half][1] += weight;
             continue;
