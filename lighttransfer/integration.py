@@ -88,7 +88,22 @@ def enable(
 
 def disable(model: Model) -> Model:
     """Undoes :func:`enable`: the model attends and caches as it did before. A model that is not enabled stays as it
-    is."""
+    is.
+
+    Args:
+        model: the model that :func:`enable` was given.
+
+    Returns:
+        ``model``, without ``model.config.lighttransfer``.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> import lighttransfer
+        >>> sizes = dict(vocab_size=99, hidden_size=32, intermediate_size=32, num_attention_heads=4)
+        >>> model = lighttransfer.enable(LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4)))
+        >>> hasattr(lighttransfer.disable(model).config, "lighttransfer")
+        False
+    """
     before = getattr(model, _BEFORE, None)
     if before is None:
         return model

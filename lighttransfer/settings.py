@@ -28,6 +28,11 @@ class Settings:
 
     Raises:
         TypeError, ValueError: the argument, its rule and the value.
+
+    Example:
+        >>> from lighttransfer import Settings
+        >>> Settings(full_layers=8, policy="nonsink_peak").policy.name
+        'nonsink_peak'
     """
 
     full_layers: int | float = 0.5

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from lighttransfer import _library
 from lighttransfer.ops import streaming_decode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -98,10 +99,10 @@ class Comparison:
 
     def __init__(self):
         self.values = {}
-        self.dtypes = {}
+        self.on_gpu = False
 
     def add(self, name, got, want, plain):
-        self.dtypes[name] = got.dtype
+        self.on_gpu = got.is_cuda or _library.namespace != "lighttransfer"
         got = got.cpu().double()
         assert torch.equal(got.isfinite(), want.isfinite()), name
         # A row in which everything is wrong must not hide behind the others' errors.
@@ -111,10 +112,9 @@ class Comparison:
     def check(self):
         for name, values in self.values.items():
             got, want, plain = (torch.cat(x) for x in zip(*values, strict=True))
-            rounding = (
-                torch.finfo(self.dtypes[name]).eps / 2 * want.norm().item()
-            )  # no kernel can avoid its output's own
-            ours, theirs = (got - want).norm().item(), max((plain - want).norm().item(), rounding)
+            # What tensor cores and ex2.approx leave of fp32: 2e-6 a value, as in reference.assert_matches.
+            floor = 1e-6 * len(want) ** 0.5 if self.on_gpu and name != "out" else 0.0
+            ours, theirs = (got - want).norm().item(), max((plain - want).norm().item(), floor)
             assert ours <= 2 * theirs, f"{name}: error {ours:.2e}, plain torch's {theirs:.2e}"
 
 

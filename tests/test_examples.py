@@ -26,12 +26,13 @@ def test_docstring_examples(name: str) -> None:
 
 
 def _public() -> list[tuple[str, object]]:
-    """What the package and its ops export: functions and classes, no modules."""
+    """What the package and its ops export: functions and classes, no modules and no exceptions."""
     exported = []
     for module in (lighttransfer, lighttransfer.ops):
         for name in module.__all__:
             value = getattr(module, name)
-            if inspect.isfunction(value) or inspect.isclass(value):
+            is_exception = inspect.isclass(value) and issubclass(value, Exception)
+            if callable(value) and not is_exception:
                 exported.append((f"{module.__name__}.{name}", value))
     return exported
 

@@ -136,10 +136,10 @@ DType Checker::float_dtype(const Tensor& t, const char* argument) const {
     default:
       break;
   }
-  fail_type(argument,
-            device_.is_cpu() ? "have dtype Half, BFloat16 or Float"
-                             : "have dtype Half or BFloat16 on a GPU",
-            toString(t.scalar_type()));
+  fail_type(
+      argument,
+      takes_float ? "have dtype Half, BFloat16 or Float" : "have dtype Half or BFloat16 on a GPU",
+      toString(t.scalar_type()));
 }
 
 void Checker::head_dim(const char* argument, int64_t d) const {
