@@ -15,7 +15,7 @@ from lighttransfer.ops import prefill_attn, prefill_attn_lazy, retained_mass, st
 BF16 = torch.bfloat16
 A100_SMS = 108
 
-#: Warp instructions of FlashAttention-2 2.8.3 (nvcc 13.0, bf16) in the same simulator: docs/kernels.md.
+#: Warp instructions of FlashAttention-2 2.8.3 (nvcc 13.0, bf16), counted in the same simulator.
 FLASH_PREFILL = {  # B=1, H=2/1, causal
     (64, 512): 125_848,
     (64, 1024): 408_920,
