@@ -73,9 +73,9 @@ format: $(VENV)/.test
 	ruff format .
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs clang-format -i
 
-# make wheel   the release wheel, CUDA included, in dist/
+# make wheel   the release wheel in dist/: CUDA included, tagged manylinux, proved in a bare environment
 wheel: $(VENV)/.test
-	LIGHTTRANSFER_CUDA=on $(python) -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	PYTHON=$(python) bash tests/wheel.sh dist
 
 # make sanitize  the op tests over an AddressSanitizer and UBSan build
 sanitize: $(VENV)/.test

@@ -11,7 +11,9 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+import fatbin
 import pytest
+import simulator
 import torch
 
 from lighttransfer import _library
@@ -67,6 +69,26 @@ def test_exports_nothing_of_its_own(library: Path) -> None:
 
 def test_targets_torch_2_11() -> None:
     assert "TORCH_TARGET_VERSION=0x020b000000000000" in (ROOT / "CMakeLists.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def kernels(library: Path) -> fatbin.Kernels:
+    found = fatbin.read(library)
+    if found is None:
+        pytest.skip("this build has no CUDA objects: LIGHTTRANSFER_CUDA=on builds them")
+    return found
+
+
+def test_every_kernel_has_sass_and_ptx(kernels: fatbin.Kernels) -> None:
+    assert kernels.problems(80) == []
+
+
+def test_every_cuda_source_has_kernels_in_the_library(kernels: fatbin.Kernels) -> None:
+    """The names in the sources, against a fat binary that was left out of the link."""
+    sources = "".join(path.read_text() for path in (ROOT / "csrc" / "cuda").glob("**/*.cu*"))
+    named = re.findall(r"__global__ void (?:__launch_bounds__\(.*\)\s+)?(\w+)\(", sources)
+    assert len(named) == sources.count("__global__")
+    assert [name for name in named if not any(f"{len(name)}{name}" in full for full in kernels.sass[80])] == []
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +161,17 @@ def test_wheel_is_for_every_python(tmp_path: Path, isolation: str) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"lighttransfer/_C.so", "lighttransfer/py.typed", "lighttransfer/ops/attention.py"} <= set(names)
     assert not [name for name in names if name.startswith(("tests", "csrc"))]
+
+
+@pytest.mark.slow
+def test_release_wheel(tmp_path: Path) -> None:
+    """A manylinux tag, under 30 MB, and ops that run where nothing but torch is installed."""
+    if reason := simulator.missing():
+        pytest.skip(reason)
+    if shutil.which("auditwheel", path=str(Path(sys.executable).parent)) is None:
+        pytest.skip("auditwheel is missing: requirements/test.txt lists it")
+    env = {k: v for k, v in os.environ.items() if k != "LIGHTTRANSFER_LIBRARY"} | {"PYTHON": sys.executable}
+    result = _run("bash", ROOT / "tests" / "wheel.sh", tmp_path, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert re.fullmatch(r"lighttransfer-[\d.]+-py3-none-manylinux_\w+(\.manylinux\w+)*\.whl", wheel.name)
