@@ -303,6 +303,24 @@ def test_slots_outside_the_row_are_never_read(device):
         assert changed.any(-1).any(-1).sum() <= 3  # the new tokens' slots alone
 
 
+def test_inputs_off_any_alignment(device):
+    """q, k and v may lie at any address; a cache that a GPU writes 16 bytes at a time may not."""
+    lengths, n_recents = [20, 9, 300], [0, 16, 64]
+    cache, oracles = filled(lengths, n_recents, 3, 310, 2, 32, torch.float16, device, 16)
+
+    def shifted(t):
+        return t.new_empty(*t.shape[:-1], t.shape[-1] + 1)[..., 1:].copy_(t)
+
+    check_step(*(shifted(t) for t in inputs(3, 4, 2, 32, torch.float16)), lengths, cache, oracles, 3, device, 20)
+    args = valid(device)
+    args["k_cache"] = shifted(args["k_cache"])
+    if device == "cpu" and _library.namespace == "lighttransfer":
+        streaming_decode(**args)
+        return
+    with pytest.raises(ValueError, match="k_cache must have rows that start at multiples of 16 bytes on a GPU"):
+        streaming_decode(**args)
+
+
 def test_large_and_infinite_scores(device):
     lengths, n_recents = [70, 600], [0, 0]
     cache, oracles = filled(lengths, n_recents, 3, 610, 1, 32, torch.bfloat16, device)

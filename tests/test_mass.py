@@ -57,6 +57,12 @@ def _check(q, k, **window):
     return got, lse
 
 
+def test_inputs_off_any_alignment(device):
+    q, k = _inputs(3, 7, 150, 4, 2, 64, torch.float16, device)
+    q, k = (t.new_empty(*t.shape[:-1], t.shape[-1] + 1)[..., 1:].copy_(t) for t in (q, k))
+    _check(q, k, n_sink=4, n_recent=20)
+
+
 def _dtypes():
     return [torch.bfloat16, torch.float16, torch.float32]
 

@@ -25,6 +25,8 @@ namespace lighttransfer::bind {
 struct CpuBackend {
   // Lengths and indices that lie in tensors can be checked before the op runs.
   static constexpr bool kReadsTensors = true;
+  // Kernels load 16 bytes at a time, from aligned addresses only.
+  static constexpr bool kLoadsAligned = false;
 
   explicit CpuBackend(const torch::stable::Tensor&) {}
 
@@ -51,6 +53,8 @@ class CudaBackend {
   // Reading a tensor would wait for the device: kernels bound-check for themselves.
   static constexpr bool kReadsTensors = false;
 #endif
+
+  static constexpr bool kLoadsAligned = true;
 
   explicit CudaBackend(const torch::stable::Tensor& t) : launch_(t) {}
 

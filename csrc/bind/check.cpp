@@ -266,6 +266,27 @@ void Checker::pages(const KvCache& cache, int64_t b, int64_t begin, int64_t end)
   }
 }
 
+bool has_aligned_rows(const Tensor& t) {
+  if (t.numel() == 0) return true;
+  bool aligned = reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
+  for (int64_t i = 0; i + 1 < t.dim(); ++i) {
+    aligned = aligned && (t.size(i) == 1 || t.stride(i) * 2 % 16 == 0);
+  }
+  return aligned;
+}
+
+Tensor align_rows(const Tensor& t, Activation& activation) {
+  const Tensor aligned = has_aligned_rows(t) ? t : torch::stable::clone(t);
+  activation = as_activation(aligned);
+  return aligned;
+}
+
+void Checker::aligned_rows(const Tensor& t, const char* argument) const {
+  if (has_aligned_rows(t)) return;
+  fail_value(argument, "have rows that start at multiples of 16 bytes on a GPU",
+             "strides " + join(t.strides().data(), t.dim()));
+}
+
 Tensor new_output(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
   return torch::stable::new_empty(like, {sizes.begin(), sizes.size()}, dtype);
 }

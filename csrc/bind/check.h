@@ -71,6 +71,9 @@ class Checker {
                    const std::optional<Tensor>& block_table, int64_t batch, int64_t n_kv_heads,
                    int64_t head_dim) const;
 
+  // For kernels that load 16 bytes at a time and write in place, so that no copy can help.
+  void aligned_rows(const Tensor& t, const char* argument) const;
+
   // Row b needs `n_slots` slots: they must lie within the cache's capacity.
   void capacity(const KvCache& cache, int64_t b, int64_t n_slots) const;
   // The block table must map the slots [begin, end) of row b, which lie within the capacity. It is
@@ -90,6 +93,12 @@ class Checker {
 // Uninitialised contiguous output on the device of `like`.
 Tensor new_output(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype);
 Activation as_activation(const Tensor& t);
+
+// Do all rows (the last dimension) of a 16-bit tensor start at multiples of 16 bytes?
+bool has_aligned_rows(const Tensor& t);
+// For kernels that load 16 bytes at a time: points the activation at the tensor, or at a copy of it
+// where its rows are not aligned. The caller holds what comes back until the launch.
+Tensor align_rows(const Tensor& t, Activation& activation);
 
 // None: 1 / sqrt(head_dim).
 float softmax_scale(std::optional<double> scale, int64_t head_dim);

@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "backend.h"
 #include "check.h"
 
@@ -44,6 +46,12 @@ std::tuple<Tensor, Tensor, Tensor> streaming_decode(
   p.window = {n_sink, mass_n_recent};
   p.scale = softmax_scale(scale, p.head_dim);
   if constexpr (Backend::kReadsTensors) check_rows(check, p);
+  std::vector<Tensor> copies;
+  if constexpr (Backend::kLoadsAligned) {
+    check.aligned_rows(k_cache, "k_cache");
+    check.aligned_rows(v_cache, "v_cache");
+    copies = {align_rows(q, p.q), align_rows(k, p.k), align_rows(v, p.v)};
+  }
 
   Tensor out = new_output(q, {p.batch, 1, p.n_heads, p.head_dim}, dtype);
   Tensor lse = new_output(q, {p.batch, p.n_heads, 1}, ScalarType::Float);

@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "backend.h"
 #include "check.h"
 
@@ -36,6 +38,8 @@ Tensor retained_mass(const Tensor& q_last, const Tensor& k, const Tensor& lse_la
   }
   p.scale = softmax_scale(scale, p.head_dim);
   p.n_last = p.n_queries;
+  std::vector<Tensor> copies;
+  if constexpr (Backend::kLoadsAligned) copies = {align_rows(q_last, p.q), align_rows(k, p.k)};
 
   Tensor mass = new_output(q_last, {p.batch, p.n_heads, p.n_last, 2}, ScalarType::Float);
   p.mass = static_cast<float*>(mass.data_ptr());
