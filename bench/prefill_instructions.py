@@ -48,7 +48,7 @@ def executed(listing: Listing, first: int, last: int) -> list[str]:
     while i <= last:
         trip.append(opcode(listing[i][1]))
         jump = index.get(target(listing[i][1]) or -1, -1)
-        skipped = [opcode(x) for _, x in listing[i + 1 : jump]]
+        skipped = [opcode(x) for _, x in listing[i + 1 : max(i + 1, jump)]]
         rare = len(skipped) >= RARE_PATH and not {"HMMA", "LDGSTS"} & set(skipped)
         i = jump if i < jump <= last and rare else i + 1
     return trip
