@@ -6,9 +6,13 @@
 #
 #   bash bench/device_check.sh [RESULT.json]        (default: bench/results/GPU-NAME.json)
 #
-# Needs: python3 with a CUDA build of torch >= 2.11 and pytest, nvcc, CMake, ninja, and CUTLASS' headers
-# (pip's nvidia-cutlass, or CUTLASS_INCLUDE=FOLDER). PYTHON names another interpreter. REHEARSE=1 goes
-# through every step that does not launch a kernel, on a machine without a GPU.
+# Needs python3 with a CUDA build of torch >= 2.11, numpy, pytest and hypothesis (PYTHON names another
+# interpreter), nvcc, CMake, ninja and CUTLASS' headers: where pip's nvidia-cutlass is not installed,
+# CUTLASS_INCLUDE names the folder that holds cutlass/ and cute/. Nothing is downloaded. Skipped where it
+# is missing: the simulator without pybind11, memcheck and racecheck without compute-sanitizer.
+#
+# REHEARSE=1 goes through the steps on a machine without a GPU: the same build, tests and checks, with
+# the CPU kernels in place of a GPU's and, in the checks, the CUDA kernels in the simulator.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -16,6 +20,9 @@ rehearse=${REHEARSE:-}
 build=build/device
 logs=$build/logs
 mkdir -p "$logs"
+rm -f "$logs"/*  # an earlier run's results would hide that a step did not end
+total=600        # seconds for everything
+[ -z "$rehearse" ] || total=1800
 
 if [ -z "$rehearse" ]; then
   "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null ||
@@ -31,16 +38,24 @@ mkdir -p "$(dirname "$result")"
 steps=$logs/steps.tsv
 : > "$steps"
 
-# step NAME SECONDS COMMAND...: runs it, keeps its log, notes its exit code and seconds.
+note() { printf '%s\t%s\t%s\n' "$@" >> "$steps"; }
+
+# step NAME SECONDS COMMAND...: runs it within what is left of the total, keeps its log, notes its exit
+# code (124: it was out of time) and seconds.
 step() {
-  local step_name=$1 limit=$2 start code
+  local step_name=$1 limit=$2 start code left=$((total - SECONDS - 5))
   shift 2
+  [ "$limit" -le "$left" ] || limit=$left
+  if [ "$limit" -le 0 ]; then
+    note "$step_name" "not run: $total s are over" 0
+    return 1
+  fi
   start=$(date +%s)
   echo "== $step_name"
   timeout "$limit" "$@" > "$logs/$step_name.log" 2>&1
   code=$?
   tail -n 3 "$logs/$step_name.log"
-  printf '%s\t%s\t%s\n' "$step_name" "$code" "$(($(date +%s) - start))" >> "$steps"
+  note "$step_name" "$code" "$(($(date +%s) - start))"
   return $code
 }
 
@@ -57,25 +72,39 @@ print(u.find_spec("cutlass_library").submodule_search_locations[0] + "/source/in
     -DCUTLASS_INCLUDE="$include" -DCUDA_ARCHS="$archs" && cmake --build "$build"
 }
 
+export -f build_ops
+export python build arch
 export LIGHTTRANSFER_LIBRARY=$PWD/$build/_C.so PYTHONPATH=$PWD PYTHONUNBUFFERED=1
-op_tests="tests/test_state.py tests/test_attention.py tests/test_mass.py tests/test_kv.py tests/test_decode.py"
+export LIGHTTRANSFER_CUDASIM=off  # the op tests leave the simulator out: -k cuda would select it too
+op_tests=(tests/test_{state,attention,attention_lazy,mass,kv,decode}.py)
 pytest=("$python" -m pytest -q -x -p no:cacheprovider -m "not slow")
 select=cuda
 [ -z "$rehearse" ] || select=cpu
 
-step build 300 build_ops || { echo "device_check: the build failed, see $logs/build.log"; exit 1; }
-# shellcheck disable=SC2086
-step op_tests 120 "${pytest[@]}" -k "$select" $op_tests
-# shellcheck disable=SC2086
-PYTORCH_NO_CUDA_MEMORY_CACHING=1 step op_tests_without_caching 90 "${pytest[@]}" -k "$select and not compile" $op_tests
-if command -v compute-sanitizer > /dev/null && [ -z "$rehearse" ]; then
+# The simulator takes longer to build than a rehearsal's 2 cores get through in the GPU's time.
+build_limit=300 check_limit=90
+[ -z "$rehearse" ] || build_limit=900 check_limit=300
+
+step build "$build_limit" bash -c build_ops || { echo "device_check: the build failed, see $logs/build.log"; exit 1; }
+if "$python" -c 'import pybind11' 2> /dev/null; then
+  step simulator "$build_limit" "$python" tests/simulator.py
+else
+  note simulator "skipped: needs pybind11" 0
+fi
+step op_tests 120 "${pytest[@]}" -k "$select" "${op_tests[@]}"
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 step op_tests_without_caching 90 "${pytest[@]}" -k "$select and not compile" "${op_tests[@]}"
+if [ -n "$rehearse" ]; then
+  note memcheck "skipped: a rehearsal" 0
+  note racecheck "skipped: a rehearsal" 0
+elif command -v compute-sanitizer > /dev/null; then
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 step memcheck 90 compute-sanitizer --error-exitcode 9 --target-processes all \
     "$python" bench/device_checks.py --small
   step racecheck 60 compute-sanitizer --tool racecheck --error-exitcode 9 "$python" bench/device_checks.py --small
 else
-  printf 'memcheck\tskipped: no compute-sanitizer\t0\n' >> "$steps"
+  note memcheck "skipped: needs compute-sanitizer" 0
+  note racecheck "skipped: needs compute-sanitizer" 0
 fi
-step device_checks 90 "$python" bench/device_checks.py --json "$logs/checks.json" ${rehearse:+--rehearse}
+step device_checks "$check_limit" "$python" bench/device_checks.py --json "$logs/checks.json" ${rehearse:+--rehearse}
 step timings 150 "$python" bench/device_timings.py --json "$logs/timings.json" ${rehearse:+--rehearse}
 
 "$python" bench/device_report.py --steps "$steps" --logs "$logs" --out "$result"

@@ -6,6 +6,7 @@ python bench/device_checks.py [--json FILE] [--small] [--rehearse]
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import traceback
@@ -20,6 +21,10 @@ from torch import Tensor
 from lighttransfer import _library, ops
 
 BF16 = torch.bfloat16
+
+
+class Missing(Exception):
+    """What a check needs is not on this machine; the text says what."""
 
 
 def int32(*values: int, device: str) -> Tensor:
@@ -150,17 +155,25 @@ def a_row_alone_equals_its_row_in_a_batch(device: str) -> None:
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """The ops in here run the device code in the simulator, on CPU tensors."""
+    """The ops in here run the device code in the simulator, on CPU tensors; a finding is an error."""
+    if importlib.util.find_spec("pybind11") is None:
+        raise Missing("needs pybind11")
     tests = Path(__file__).parent.parent / "tests"
     sys.path.insert(0, str(tests))
     import simulator
 
+    if reason := simulator.missing():
+        raise Missing(reason)
+    import cudasim
+
     simulator.load()
     before, _library.namespace = _library.namespace, "lighttransfer_sim"
     try:
-        yield
+        with cudasim.record() as log:
+            yield
     finally:
         _library.namespace = before
+    assert not log.findings, str(log.findings[0])
 
 
 def equals_the_simulator(device: str) -> None:
@@ -188,25 +201,43 @@ CHECKS: list[Callable[[str], None]] = [
 SMALL = [graph_across_a_ring_wrap, a_row_alone_equals_its_row_in_a_batch]
 
 
+def in_simulator(check: Callable[[str], None]) -> Callable[[str], None]:
+    def run(device: str) -> None:
+        with simulated():
+            check(device)
+
+    return run
+
+
+def outcome(check: Callable[[str], None], device: str) -> str:
+    try:
+        check(device)
+        return "passed"
+    except Missing as reason:
+        return f"skipped: {reason}"
+    except Exception as error:
+        traceback.print_exc()
+        return f"failed: {type(error).__name__}: {error}".split("\n")[0]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--small", action="store_true", help="only what a sanitizer gets through quickly")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, without graphs and streams")
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU: on the CPU, then in the simulator")
     options = parser.parse_args()
     device = "cpu" if options.rehearse else "cuda"
     results = {}
     for check in SMALL if options.small else CHECKS:
-        try:
-            check(device)
-            results[check.__name__] = "passed"
-        except Exception as error:
-            traceback.print_exc()
-            results[check.__name__] = f"failed: {type(error).__name__}: {error}".split("\n")[0]
+        results[check.__name__] = outcome(check, device)
         print(f"{check.__name__}: {results[check.__name__]}", flush=True)
+        if options.rehearse and check is not equals_the_simulator:
+            name = f"{check.__name__} in the simulator"
+            results[name] = outcome(in_simulator(check), device)
+            print(f"{name}: {results[name]}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
-    return 0 if all(r == "passed" for r in results.values()) else 1
+    return 1 if any(r.startswith("failed") for r in results.values()) else 0
 
 
 if __name__ == "__main__":
