@@ -77,13 +77,16 @@ export python build arch
 export LIGHTTRANSFER_LIBRARY=$PWD/$build/_C.so PYTHONPATH=$PWD PYTHONUNBUFFERED=1
 export LIGHTTRANSFER_CUDASIM=off  # the op tests leave the simulator out: -k cuda would select it too
 op_tests=(tests/test_{state,attention,attention_lazy,mass,kv,decode}.py)
-pytest=("$python" -m pytest -q -x -p no:cacheprovider -m "not slow")
+pytest=("$python" -m pytest -q --maxfail=20 -p no:cacheprovider -m "not slow")
+if "$python" -c 'import xdist' 2> /dev/null; then
+  export OMP_NUM_THREADS=1
+  pytest+=(-n "$(($(nproc) < 4 ? $(nproc) : 4))")
+fi
 select=cuda
 [ -z "$rehearse" ] || select=cpu
 
-# The simulator takes longer to build than a rehearsal's 2 cores get through in the GPU's time.
-build_limit=300 check_limit=90
-[ -z "$rehearse" ] || build_limit=900 check_limit=300
+build_limit=300 test_limit=120 check_limit=90
+[ -z "$rehearse" ] || build_limit=900 test_limit=400 check_limit=300  # on a laptop's cores
 
 step build "$build_limit" bash -c build_ops || { echo "device_check: the build failed, see $logs/build.log"; exit 1; }
 if "$python" -c 'import pybind11' 2> /dev/null; then
@@ -91,8 +94,8 @@ if "$python" -c 'import pybind11' 2> /dev/null; then
 else
   note simulator "skipped: needs pybind11" 0
 fi
-step op_tests 120 "${pytest[@]}" -k "$select" "${op_tests[@]}"
-PYTORCH_NO_CUDA_MEMORY_CACHING=1 step op_tests_without_caching 90 "${pytest[@]}" -k "$select and not compile" "${op_tests[@]}"
+step op_tests "$test_limit" "${pytest[@]}" -k "$select" "${op_tests[@]}"
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 step op_tests_without_caching "$test_limit" "${pytest[@]}" -k "$select and not compile" "${op_tests[@]}"
 if [ -n "$rehearse" ]; then
   note memcheck "skipped: a rehearsal" 0
   note racecheck "skipped: a rehearsal" 0

