@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import simulator
 import torch
 
 from lighttransfer import _library
@@ -68,12 +68,10 @@ def test_all_agree(results):
 def test_no_copy_emits_symbols_that_others_share():
     """A weak function compiled for AVX-512 could be the one that the linker keeps for everybody."""
     objects = [
-        path
-        for isa in ISAS
-        for path in Path(_library.load()).parent.glob(f"CMakeFiles/lighttransfer_cpu_{isa}.dir/**/*.o")
+        path for isa in ISAS for path in simulator.build_folder().glob(f"CMakeFiles/lighttransfer_cpu_{isa}.dir/**/*.o")
     ]
     if not objects:
-        pytest.skip("needs the build folder's objects beside _C.so: set LIGHTTRANSFER_LIBRARY=build/_C.so")
+        pytest.skip("the build folder with the objects of _C.so is gone: build again, in place")
     for path in objects:
         isa = path.parts[path.parts.index("CMakeFiles") + 1].removeprefix("lighttransfer_cpu_").removesuffix(".dir")
         for line in subprocess.check_output(["nm", "-C", "--defined-only", path], text=True).splitlines():
