@@ -243,7 +243,7 @@ def _comparable(arguments: dict[str, Any]) -> bool:
     if table is not None and table.unique().numel() != table.numel():
         return False
     scale = arguments.get("scale")
-    if scale is not None and not 1e-3 <= abs(scale) <= 10:
+    if scale is not None and not 1e-3 <= scale <= 10:
         return False
     for name, lse in tensors.items():
         if name.startswith("lse") and lse.numel() and not lse.max() <= 100:  # NaN compares as False

@@ -137,7 +137,7 @@ def test_mass_is_a_probability_even_of_peaked_attention(device):
 
 def test_scale_is_the_softmax_scale(device):
     q, k = _inputs(3, 4, 90, 4, 2, 64, torch.float16, device, seed=5)
-    for scale in (0.03, 0.5, 0.0):
+    for scale in (0.03, 0.5, 3.0):
         _check(q, k, n_sink=4, n_recent=20, scale=scale)
 
 
@@ -227,6 +227,9 @@ ERRORS = [
     ("n_sink", lambda _: -1, ValueError, "n_sink must lie in"),
     ("n_recent", lambda _: -1, ValueError, "n_recent must lie in"),
     ("n_recent", lambda _: 2**40, ValueError, "n_recent must lie in"),
+    ("scale", lambda _: 0.0, ValueError, "scale must be a positive finite number, got 0"),
+    ("scale", lambda _: -0.5, ValueError, "scale must be a positive finite number, got -0.5"),
+    ("scale", lambda _: 1e300, ValueError, r"scale must be a positive finite number, got 1e\+300"),
     ("seq_start", lambda t: t.long(), TypeError, "seq_start must have dtype Int, got Long"),
     ("seq_start", lambda t: t[:2], ValueError, "seq_start must have shape"),
 ]
@@ -243,7 +246,7 @@ def test_errors_name_argument_rule_and_value(device, name, change, kind, text):
         "n_recent": 10,
         "seq_start": torch.zeros(3, dtype=torch.int32, device=device),
     }
-    arguments[name] = change(arguments[name])
+    arguments[name] = change(arguments.get(name))
     with pytest.raises(kind, match=text):
         retained_mass(**arguments)
 

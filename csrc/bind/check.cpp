@@ -154,9 +154,12 @@ void Checker::heads(int64_t n_heads, int64_t n_kv_heads) const {
 }
 
 float Checker::scale(std::optional<double> scale, int64_t head_dim) const {
-  const float value = softmax_scale(scale, head_dim);
+  const auto value =
+      static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim))));
   if (value > 0 && std::isfinite(value)) return value;
-  fail_value("scale", "be a positive finite number", std::to_string(*scale));
+  std::ostringstream got;
+  got << scale.value_or(value);
+  fail_value("scale", "be a positive finite number", got.str());
 }
 
 void Checker::unit_stride(const Tensor& t, const char* argument) const {
@@ -293,10 +296,6 @@ Tensor new_output(const Tensor& like, std::initializer_list<int64_t> sizes, Scal
 
 Activation as_activation(const Tensor& t) {
   return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
-}
-
-float softmax_scale(std::optional<double> scale, int64_t head_dim) {
-  return static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim))));
 }
 
 }  // namespace lighttransfer::bind

@@ -100,9 +100,6 @@ bool has_aligned_rows(const Tensor& t);
 // where its rows are not aligned. The caller holds what comes back until the launch.
 Tensor align_rows(const Tensor& t, Activation& activation);
 
-// None: 1 / sqrt(head_dim).
-float softmax_scale(std::optional<double> scale, int64_t head_dim);
-
 std::string describe_shape(const Tensor& t);
 
 }  // namespace lighttransfer::bind

@@ -44,7 +44,7 @@ std::tuple<Tensor, Tensor, Tensor> streaming_decode(
   check.range("mass_n_recent", mass_n_recent, -1, kMaxPosition);
   p.n_sink = n_sink;
   p.window = {n_sink, mass_n_recent};
-  p.scale = softmax_scale(scale, p.head_dim);
+  p.scale = check.scale(scale, p.head_dim);
   if constexpr (Backend::kReadsTensors) check_rows(check, p);
   std::vector<Tensor> copies;
   if constexpr (Backend::kLoadsAligned) {

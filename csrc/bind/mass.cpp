@@ -36,7 +36,7 @@ Tensor retained_mass(const Tensor& q_last, const Tensor& k, const Tensor& lse_la
   if constexpr (Backend::kReadsTensors) {
     check.row_range("seq_start", p.seq_start, p.batch, 0, p.n_keys);
   }
-  p.scale = softmax_scale(scale, p.head_dim);
+  p.scale = check.scale(scale, p.head_dim);
   p.n_last = p.n_queries;
   std::vector<Tensor> copies;
   if constexpr (Backend::kLoadsAligned) copies = {align_rows(q_last, p.q), align_rows(k, p.k)};

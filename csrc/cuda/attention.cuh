@@ -11,7 +11,7 @@ template <class Element, class Shape>
 class PrefillCta : PrefillRows<Element, Shape> {
   using Rows = PrefillRows<Element, Shape>;
   using Rows::args_, Rows::base_, Rows::cta_, Rows::kD, Rows::kFragments, Rows::o_, Rows::p_,
-      Rows::smem_, Rows::softmax_;
+      Rows::softmax_;
   static constexpr int kN = Shape::kBlockN / 8;
   static constexpr int kSteps = Shape::kHeadDim / 16;
   using QTile = typename Shape::QTile;
@@ -99,19 +99,10 @@ class PrefillCta : PrefillRows<Element, Shape> {
   }
 
   __device__ __forceinline__ void prepare_queries() {
-    if (!args_.negate && !Shape::kQueriesInRegisters) return;
-    wait_for_copies();
-    __syncthreads();
-    if (args_.negate) {
-      auto* words = reinterpret_cast<uint32_t*>(smem_);
-#pragma unroll 1
-      for (int i = threadIdx.x; i < QTile::kBytes / 4; i += Shape::kThreads) {
-        words[i] ^= 0x80008000u;
-      }
-      // Queries that stay in shared memory are read behind the first tile's barrier.
-      if constexpr (Shape::kQueriesInRegisters) __syncthreads();
-    }
+    // Queries that stay in shared memory are read behind the first tile's barrier.
     if constexpr (Shape::kQueriesInRegisters) {
+      wait_for_copies();
+      __syncthreads();
       static_for<kSteps>([&](auto step) { read_queries<step>(q_[step]); });
     }
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <climits>
-#include <cmath>
 
 #include "attention.cuh"
 #include "attention.h"
@@ -18,19 +17,13 @@ inline bool rows_aligned(const Activation& a) {
 
 template <class Shape>
 PrefillArgs prefill_args(const AttentionParams& p) {
-  // A scale of 0 weighs all visible keys alike, which a tiny one does too, without 0 * inf at
-  // hidden ones.
-  constexpr float kSmallest = 1e-30f;
-  const auto scale_log2 =
-      static_cast<float>(std::fabs(static_cast<double>(p.scale)) * 1.4426950408889634);
   using QCopy = TileCopy<typename Shape::QTile, Shape::kThreads>;
   using KvCopy = TileCopy<typename Shape::KvTile, Shape::kThreads>;
   PrefillArgs args{};
   args.p = p;
   args.row_tiles = static_cast<int>(ceil_div<int64_t>(p.n_queries, Shape::kBlockM));
   args.aligned = rows_aligned(p.q) && rows_aligned(p.k) && rows_aligned(p.v);
-  args.negate = p.scale < 0;
-  args.scale_log2 = scale_log2 < kSmallest ? kSmallest : scale_log2;
+  args.scale_log2 = static_cast<float>(p.scale * 1.4426950408889634);
   args.q_pass = 2 * QCopy::kRowsPerPass * p.q.token_stride;
   args.k_pass = 2 * KvCopy::kRowsPerPass * p.k.token_stride;
   args.v_pass = 2 * KvCopy::kRowsPerPass * p.v.token_stride;

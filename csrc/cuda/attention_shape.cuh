@@ -32,7 +32,6 @@ struct PrefillArgs {
   AttentionParams p;
   int row_tiles;
   bool aligned;  // q, k and v rows start at multiples of 16 bytes
-  bool negate;   // the scale is below 0: -q takes its place
   float scale_log2;
   int64_t q_pass, k_pass, v_pass;  // bytes between the rows of two passes of a TileCopy
   int64_t k_tile, v_tile;          // bytes between two tiles of keys

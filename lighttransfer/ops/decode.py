@@ -43,7 +43,7 @@ def streaming_decode(
         n_recent: int32 ``[B]``, ring slots besides the sinks, the new token's included; 0: full row.
         mass_n_recent: at least 0: also return ``mass`` under the window ``(n_sink, mass_n_recent)``.
         block_table: int32 ``[B, max_pages]`` of a paged cache.
-        scale: of the scores; None: ``1 / sqrt(D)``.
+        scale: of the scores before the softmax, positive; None: ``1 / sqrt(D)``.
 
     Returns:
         ``out [B, 1, H_q, D]`` in q's dtype; ``lse [B, H_q, 1]`` in fp32, natural log; ``mass [B, H_q, 2]`` in fp32, the
@@ -52,8 +52,8 @@ def streaming_decode(
         the paper's lazy ratio, section 3.2), or an empty ``[0]`` with ``mass_n_recent < 0``.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit; (CPU) a row whose new token finds no slot, a page id out
-            of range, a negative ``n_recent``. No buffer has changed then.
+        ValueError: shapes, strides, devices or numbers that do not fit; (CPU) a row whose new token finds no slot, a
+            page id out of range, a negative ``n_recent``. No buffer has changed then.
         TypeError: dtypes that do not fit; nothing is converted.
 
     Example:

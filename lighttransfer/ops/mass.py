@@ -33,7 +33,7 @@ def retained_mass(
         lse_last: fp32 ``[B, H_q, S_q]``, natural log-sum-exp of those queries over **all** keys they see.
         n_sink: sinks, at least 0.
         n_recent: kept tokens at the end, at least 0.
-        scale: softmax scale that ``lse_last`` was taken with; None: ``1 / sqrt(D)``.
+        scale: softmax scale that ``lse_last`` was taken with, positive; None: ``1 / sqrt(D)``.
         seq_start: int32 ``[B]``, first real token of a left-padded row, in ``[0, S_k]``; None: all 0.
 
     Returns:
@@ -41,8 +41,7 @@ def retained_mass(
         its row's first token, or with ``lse_last = -inf``, gets zeros.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit; negative ``n_sink`` or ``n_recent``; (CPU) ``seq_start``
-            out of range.
+        ValueError: shapes, strides, devices or numbers that do not fit; (CPU) ``seq_start`` out of range.
         TypeError: dtypes that do not fit.
 
     Example:
