@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,19 @@ def cuts_after_prefill(run: Run) -> list[dict[int, int]]:
 def streaming(cache: LightTransferCache) -> list[frozenset[int]]:
     """Per request the layers that were cut, as the report tells."""
     return [frozenset(request.streaming_layers) for request in cache.report().requests]
+
+
+def assert_books(cache: LightTransferCache) -> None:
+    """Every page is owned by exactly the block tables that name it, and the pools count what they hold."""
+    for pool in cache.pools.values():
+        owners: Counter[int] = Counter()
+        for layer in cache.attention_layers:
+            if layer.is_initialized and layer.pool is pool:
+                table = layer.blocks.flush()
+                owners.update(table[table >= 0].tolist())
+        assert all(pool.owners(page) == owners[page] for page in range(pool.n_pages))
+        assert (pool.n_used, pool.n_free) == (len(owners), pool.n_pages - len(owners))
+        assert pool.storage_bytes == pool.n_pages * pool.page_bytes
 
 
 def assert_chosen(cache: LightTransferCache, row: int, choice: ref.Choice) -> None:

@@ -26,15 +26,18 @@ _NAME = "dense_reference"
 
 
 def visible_keys(
-    length: int, *, cut_at: int | None = None, n_sink: int = 0, n_recent: int = 0, native_window: int | None = None
+    at: Sequence[int], *, cut_at: int | None = None, n_sink: int = 0, n_recent: int = 0, native_window: int | None = 0
 ) -> torch.Tensor:
-    """bool ``[length, length]``: which key (column) each query (row) sees. Written as a loop over pairs, on purpose."""
-    visible = torch.zeros(length, length, dtype=torch.bool)
-    for t in range(length):
-        for j in range(t + 1):
+    """bool ``[n, n]``: which of the tokens at positions ``at`` (columns) each sees (rows). A loop over pairs, on purpose.
+
+    ``native_window`` 0 or ``None``: there is none.
+    """
+    visible = torch.zeros(len(at), len(at), dtype=torch.bool)
+    for query, t in enumerate(at):
+        for key, j in enumerate(at):
             kept = cut_at is None or t < cut_at or j < n_sink or j > t - n_recent
-            native = native_window is None or j > t - native_window
-            visible[t, j] = kept and native
+            native = not native_window or j > t - native_window
+            visible[query, key] = j <= t and kept and native
     return visible
 
 
@@ -112,6 +115,7 @@ class _Run:
     cut_at: Sequence[Mapping[int, int]]
     n_sink: int
     n_recent: int
+    positions: Sequence[int] | None = None  # of the tokens; None: from 0 on
     layers: dict[int, LayerTrace] = field(default_factory=dict)
     masks: dict[tuple[int | None, int | None, int], torch.Tensor] = field(default_factory=dict)
 
@@ -122,7 +126,11 @@ class _Run:
             key = (self.cut_at[row * len(self.cut_at) // batch].get(layer), native_window, length)
             if key not in self.masks:
                 self.masks[key] = visible_keys(
-                    length, cut_at=key[0], n_sink=self.n_sink, n_recent=self.n_recent, native_window=native_window
+                    range(length) if self.positions is None else self.positions,
+                    cut_at=key[0],
+                    n_sink=self.n_sink,
+                    n_recent=self.n_recent,
+                    native_window=native_window,
                 )
             rows.append(self.masks[key])
         return torch.stack(rows)[:, None]
@@ -168,6 +176,18 @@ class ReferenceModel:
         logits = self._call(run, lambda: self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits)
         assert logits.dtype is self.dtype, "a module rounded the reference to single precision"
         return Trace(logits[0].double(), run.layers)
+
+    def run_tail(
+        self, ids: Sequence[int], positions: Sequence[int], angles: Sequence[torch.Tensor], **window: int
+    ) -> torch.Tensor:
+        """``[V]``: the logits after the last of some tokens, all layers streaming, at their positions and angles."""
+        layers = range(self.model.config.num_hidden_layers)
+        run = _Run([dict.fromkeys(layers, 0)], positions=positions, **window)
+        self.model.model.rotary_emb.forward = lambda *args, **kwargs: tuple(x.to(self.dtype) for x in angles)
+        try:
+            return self._call(run, lambda: self.model(torch.tensor([list(ids)]), use_cache=False).logits)[0, -1]
+        finally:
+            del self.model.model.rotary_emb.forward
 
     def generate(
         self, ids: torch.Tensor, *, cut_at: Sequence[Mapping[int, int]], n_sink: int, n_recent: int, **kwargs: Any

@@ -25,13 +25,13 @@ def test_uncut_reference_is_transformers_own_model(name: str) -> None:
 
 
 def test_visible_keys_of_a_cut_layer_by_hand() -> None:
-    visible = ref.visible_keys(7, cut_at=4, n_sink=1, n_recent=2)
+    visible = ref.visible_keys(range(7), cut_at=4, n_sink=1, n_recent=2)
     rows = ["1000000", "1100000", "1110000", "1111000", "1001100", "1000110", "1000011"]
     assert ["".join("01"[int(x)] for x in row) for row in visible] == rows
 
 
 def test_visible_keys_of_a_native_window_by_hand() -> None:
-    visible = ref.visible_keys(5, native_window=2)
+    visible = ref.visible_keys(range(5), native_window=2)
     rows = ["10000", "11000", "01100", "00110", "00011"]
     assert ["".join("01"[int(x)] for x in row) for row in visible] == rows
 
@@ -50,7 +50,7 @@ def test_one_masked_pass_equals_a_decode_loop_over_a_list_of_keys() -> None:
             assert len(cache) == n_sink + n_recent
         weights = torch.softmax(torch.stack([q[t] @ key for _, key, _ in cache]), 0)
         out.append(sum(w * value for w, (_, _, value) in zip(weights, cache, strict=True)))
-    visible = ref.visible_keys(length, cut_at=cut_at, n_sink=n_sink, n_recent=n_recent)
+    visible = ref.visible_keys(range(length), cut_at=cut_at, n_sink=n_sink, n_recent=n_recent)
     dense = torch.softmax((q @ k.mT).masked_fill(~visible, -math.inf), -1) @ v
     assert torch.allclose(torch.stack(out), dense, rtol=0, atol=1e-12)
 
