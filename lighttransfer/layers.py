@@ -229,6 +229,7 @@ class CacheLayer(CacheLayerMixin):
         """Forgets everything."""
         if self.is_initialized:
             self.blocks.release()
+            del self.pool, self.clock, self.blocks, self.n_recent  # the pool's storage must not outlive its tokens
         self.is_initialized, self.recent = False, []
         self.last_queries, self.decode_masses, self.undo = None, [], []
 

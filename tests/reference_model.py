@@ -28,9 +28,9 @@ _NAME = "dense_reference"
 def visible_keys(
     at: Sequence[int], *, cut_at: int | None = None, n_sink: int = 0, n_recent: int = 0, native_window: int | None = 0
 ) -> torch.Tensor:
-    """bool ``[n, n]``: which of the tokens at positions ``at`` (columns) each sees (rows). A loop over pairs, on purpose.
+    """bool ``[n, n]``: which of the tokens at positions ``at`` (columns) each of them sees (rows).
 
-    ``native_window`` 0 or ``None``: there is none.
+    A loop over pairs, on purpose. ``native_window`` 0 or ``None``: there is none.
     """
     visible = torch.zeros(len(at), len(at), dtype=torch.bool)
     for query, t in enumerate(at):
