@@ -10,7 +10,17 @@ import pytest
 import simulator
 import torch
 
-from lighttransfer.ops import prefill_attn, prefill_attn_lazy, retained_mass, streaming_decode
+from lighttransfer.ops import (
+    append_kv_,
+    compact_kv_,
+    gather_kv,
+    lazy_ratio,
+    merge_states,
+    prefill_attn,
+    prefill_attn_lazy,
+    retained_mass,
+    streaming_decode,
+)
 
 BF16 = torch.bfloat16
 A100_SMS = 108
@@ -145,3 +155,50 @@ def test_retained_mass_bank_conflicts(device: str, head_dim: int) -> None:
     (report,) = _launches(retained_mass, q, k, lse, n_sink=4, n_recent=200)
     assert "retained_mass_kernel" in report.kernel
     assert report.bank_conflicts == 0
+
+
+def _moves(head_dim: int) -> None:
+    """Appends 100 tokens, gathers them, cuts 500 to a ring; two rows, three KV heads, pages of 16."""
+    k_cache, v_cache = _random(66, 16, 3, head_dim, seed=1), _random(66, 16, 3, head_dim, seed=2)
+    table = torch.randperm(66, generator=torch.Generator().manual_seed(3)).int().view(2, 33)
+    k, v = _random(2, 100, 3, head_dim, seed=4), _random(2, 100, 3, head_dim, seed=5)
+    zeros, hundred = (torch.full((2,), n, dtype=torch.int32) for n in (0, 100))
+    append_kv_(k_cache, v_cache, k, v, zeros, n_sink=4, n_recent=zeros, block_table=table)
+    gather_kv(k_cache, v_cache, hundred, n_sink=4, n_recent=zeros, max_len=120, block_table=table)
+    compact_kv_(k_cache, v_cache, 5 * hundred, n_sink=4, n_recent=60, block_table=table)
+
+
+def _merge(head_dim: int) -> None:
+    states = [(_random(2, 50, 6, head_dim, seed=n), torch.randn(2, 6, 50)) for n in (1, 2)]
+    merge_states(*states[0], *states[1])
+
+
+def _mass(head_dim: int) -> None:
+    q, k = _random(2, 32, 8, head_dim, seed=1), _random(2, 2048, 2, head_dim, seed=2)
+    retained_mass(q, k, torch.full((2, 8, 32), 8.0), n_sink=4, n_recent=1020)
+
+
+def _prefill(head_dim: int) -> None:
+    prefill_attn_lazy(
+        *(_random(2, 300, heads, head_dim, seed=heads) for heads in (4, 2, 2)), n_sink=4, n_recent=60, n_last=32
+    )
+
+
+@simulated
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("call", "least"),
+    [
+        (_moves, 1.0),
+        (_prefill, 0.99),  # 4 bytes of lse a row
+        (lambda _: lazy_ratio(torch.rand(2, 8, 32, 2)), 1.0),
+        (_mass, 0.9),  # 16 bytes of a query at a time
+        (_merge, 0.8),  # a row's two lse and its own, beside 128 bytes of each state
+    ],
+    ids=["kv", "prefill_attn_lazy", "lazy_ratio", "retained_mass", "merge_states"],
+)
+def test_global_memory_is_coalesced(device: str, call, least: float, head_dim: int) -> None:
+    """The share of the sectors moved that the bytes asked for would fill."""
+    reports = _launches(call, head_dim)
+    assert reports
+    assert {r.kernel: r.global_efficiency for r in reports if r.global_efficiency < least} == {}

@@ -26,10 +26,12 @@ def _merge_fp64(out_a, lse_a, out_b, lse_b):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3, 5, 4, 64), (3, 1, 3, 72), (4, 7, 1, 256)])
-def test_equals_fp64(device, dtype, shape):
-    a, la = _state(*shape, dtype, device, 0)
-    b, lb = _state(*shape, dtype, device, 1)
+@pytest.mark.parametrize("offset", [0, 1])  # 1: rows start off any alignment
+@pytest.mark.parametrize("shape", [(3, 5, 4, 64), (3, 1, 3, 72), (4, 7, 1, 256), (3, 5, 4, 12), (3, 2, 3, 1)])
+def test_equals_fp64(device, dtype, shape, offset):
+    *outer, dim = shape
+    (a, la), (b, lb) = (_state(*outer, dim + offset, dtype, device, seed) for seed in (0, 1))
+    a, b = a[..., offset:], b[..., offset:]
     out, lse = merge_states(a, la, b, lb)
     want, want_lse = _merge_fp64(a, la, b, lb)
     assert torch.equal(lse == -torch.inf, want_lse == -torch.inf)
@@ -42,8 +44,10 @@ def test_equals_fp64(device, dtype, shape):
     torch.testing.assert_close(out.double(), want, atol=eps, rtol=eps)
 
 
-def test_identity_is_bitwise(device):
-    a, la = _state(3, 5, 4, 64, torch.bfloat16, device, 2, empty_rows=False)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_identity_is_bitwise(device, offset):
+    a, la = _state(3, 5, 4, 64 + offset, torch.bfloat16, device, 2, empty_rows=False)
+    a = a[..., offset:]
     a[0, 0, 0, 0] = -0.0
     empty = torch.zeros_like(a), torch.full_like(la, -torch.inf)
     for out, lse in (merge_states(a, la, *empty), merge_states(*empty, a, la)):

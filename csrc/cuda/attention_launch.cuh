@@ -6,14 +6,9 @@
 #include "attention.cuh"
 #include "attention.h"
 #include "launch.h"
+#include "vector.h"
 
 namespace lighttransfer::cuda {
-
-inline bool rows_aligned(const Activation& a) {
-  constexpr int64_t kVector = 8;  // elements in 16 bytes
-  return reinterpret_cast<uintptr_t>(a.data) % 16 == 0 && a.batch_stride % kVector == 0 &&
-         a.token_stride % kVector == 0 && a.head_stride % kVector == 0;
-}
 
 template <class Shape>
 PrefillArgs prefill_args(const AttentionParams& p) {

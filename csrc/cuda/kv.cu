@@ -1,8 +1,7 @@
 // Moves of cached keys and values: one thread moves one vector of one token's head, K and V alike.
-#include <initializer_list>
-
 #include "kernels.h"
 #include "launch.h"
+#include "vector.h"
 
 namespace lighttransfer::cuda {
 namespace {
@@ -134,33 +133,6 @@ __global__ void gather_kernel(GatherKvParams p) {
   side(p.cache.v, p.v);
 }
 
-// ---- alignment ----------------------------------------------------------------------------------
-
-bool aligned(const void* data, std::initializer_list<int64_t> strides) {
-  bool result = reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  for (int64_t stride : strides) result = result && stride % 8 == 0;
-  return result;
-}
-bool aligned(const Activation& a) {
-  return aligned(a.data, {a.batch_stride, a.token_stride, a.head_stride});
-}
-bool aligned(const KvCache& cache) {
-  const auto side = [](const KvCache::Side& s) {
-    return aligned(s.data, {s.page_stride, s.slot_stride, s.head_stride});
-  };
-  return side(cache.k) && side(cache.v);
-}
-
-// Calls body(Vector{}) with 16 bytes where every address allows it, else with one element.
-template <class Body>
-void with_vector(bool all_aligned, const Body& body) {
-  if (all_aligned) {
-    body(uint4{});
-  } else {
-    body(uint16_t{});
-  }
-}
-
 unsigned n_blocks(int64_t n_vectors) {
   return static_cast<unsigned>(ceil_div<int64_t>(n_vectors, kThreads));
 }
@@ -169,7 +141,7 @@ unsigned n_blocks(int64_t n_vectors) {
 
 // fp16 and bf16 move alike: as 16-bit words.
 void run(const AppendKvParams& p, void* stream) {
-  with_vector(aligned(p.cache) && aligned(p.k) && aligned(p.v), [&](auto vector) {
+  with_vector(rows_aligned(p.cache) && rows_aligned(p.k) && rows_aligned(p.v), [&](auto vector) {
     using V = decltype(vector);
     const int64_t n = p.batch * p.n_tokens * p.n_kv_heads * p.head_dim * 2 / int64_t(sizeof(V));
     append_kernel<V, uint16_t><<<n_blocks(n), kThreads, 0, as_stream(stream)>>>(p);
@@ -178,7 +150,7 @@ void run(const AppendKvParams& p, void* stream) {
 }
 
 void run(const CompactKvParams& p, void* stream) {
-  with_vector(aligned(p.cache), [&](auto vector) {
+  with_vector(rows_aligned(p.cache), [&](auto vector) {
     using V = decltype(vector);
     const int64_t n = p.n_rows * max_moves(p) * p.n_kv_heads * p.head_dim * 2 / int64_t(sizeof(V));
     compact_kernel<V, uint16_t><<<n_blocks(n), kThreads, 0, as_stream(stream)>>>(p);
@@ -190,7 +162,7 @@ void run(const GatherKvParams& p, void* stream) {
   gather_starts_kernel<<<n_blocks(p.batch), kThreads, 0, as_stream(stream)>>>(p);
   check_launch("gather_kv");
   if (p.max_len == 0 || p.n_kv_heads == 0) return;
-  with_vector(aligned(p.cache) && aligned(p.k) && aligned(p.v), [&](auto vector) {
+  with_vector(rows_aligned(p.cache) && rows_aligned(p.k) && rows_aligned(p.v), [&](auto vector) {
     using V = decltype(vector);
     const int64_t n = p.batch * p.max_len * p.n_kv_heads * p.head_dim * 2 / int64_t(sizeof(V));
     gather_kernel<V, uint16_t><<<n_blocks(n), kThreads, 0, as_stream(stream)>>>(p);
