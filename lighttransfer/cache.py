@@ -13,6 +13,7 @@ from .paged_cache import PagedCache
 from .report import CacheReport, make_report
 from .settings import Settings
 from .steps import OpenPrefill
+from .undo import is_whole, put_back
 
 
 class CacheLength(int):
@@ -108,12 +109,13 @@ class LightTransferCache(PagedCache):
     @property
     def is_croppable(self) -> bool:
         """Whether tokens can be taken back: no ring has overwritten anything, or calls are recorded."""
-        return self.records_past or self._holds_all()
+        return self.records_past or is_whole(self)
 
     def activate_past_recording(self) -> None:
         """From the next call on, what rings overwrite is kept until :meth:`crop`, which can then take tokens back.
 
-        While calls are recorded only the first prompt chooses layers; a deferred choice stays deferred.
+        Calls that are recorded, but for the first of all and prompts that :meth:`begin_prefill` announces, are drafts:
+        each token is a decode step, and a choice that decode steps make waits for the crop that says which ones stay.
         """
         for layer in self.attention_layers:
             layer.record_past = True
@@ -128,29 +130,27 @@ class LightTransferCache(PagedCache):
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last ``-tokens_to_remove`` tokens of every row, and what was recorded.
 
+        Full layers forget by counting less, and so do rings that have not wrapped. A ring that has wrapped goes back as
+        far as the recorded calls know what they overwrote, or to its sinks, which are never overwritten: at most
+        ``n_sink`` tokens are left of every row then (0 with native sliding-window layers). A layer that was cut stays
+        cut.
+
         Raises:
-            ValueError: a positive number, or more tokens than a row has.
-            NotImplementedError: a ring has overwritten what these tokens replaced, and the calls were not recorded.
+            ValueError: a positive number, more tokens than a row has, or tokens whose predecessors a ring has lost; the
+                cache is as it was.
         """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
-        n_tokens = -tokens_to_remove
+        n_tokens = -int(tokens_to_remove)
         if n_tokens and self.lengths:
             if min(self.lengths) < n_tokens:
                 raise ValueError(f"tokens_to_remove must leave every row 0 or more, got {-n_tokens} of {self.lengths}")
-            if not self._holds_all():
-                if not self._can_undo(n_tokens):
-                    raise NotImplementedError(
-                        "a streaming layer's ring has wrapped: what the last tokens overwrote is gone, so they cannot "
-                        "be taken back unless activate_past_recording() was called before them"
-                    )
-                self._undo(n_tokens)
-            self._set_lengths([length - n_tokens for length in self.lengths])
+            put_back(self, n_tokens)
+            self._shorten([n_tokens] * len(self.lengths))
             self._seen -= n_tokens
-            for layer in self.attention_layers:
-                layer.resize(self.lengths)
-                layer.blocks.flush()
         self._forget_calls()
+        if self.records_past and self.lengths:
+            self._accept_drafts(n_tokens)
 
     def reset(self) -> None:
         """Forgets everything; the settings stay."""
@@ -201,6 +201,20 @@ class LightTransferCache(PagedCache):
         if prompt_length is not None and prompt_length < 1:
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
         self._prefill = OpenPrefill(prompt_length, self._seen, list(self.lengths))
+
+    def announce_prompt(self, n_columns: int) -> None:
+        """While drafts are recorded: the next call is no draft but a prompt, up to column ``n_columns`` of the batch.
+
+        One token is a decode step all the same.
+        """
+        n_new = n_columns - self._seen
+        if self._prefill is None and self._seen > 0 and n_new > 1:
+            self.begin_prefill(n_new)
+
+    def tokens_until_choice(self) -> int:
+        """How many more tokens make some row choose its layers; a very large number if none will. At least 1."""
+        dues = ((self.choice.due_at(row), length) for row, length in enumerate(self.lengths))
+        return min((max(1, due - length) for due, length in dues if due is not None), default=2**31)
 
     def report(self) -> CacheReport:
         """What happened so far: per request the scores, which layers stream, and the bytes."""

@@ -1,4 +1,4 @@
-"""Which layers each request of a batch keeps: when that is decided, and what follows from it for the cache."""
+"""Which layers each request of a batch keeps, as the end of a prompt decides it; ``decode_choice.py`` has the rest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .memory import full_layers, n_affordable
 from .prompt import signal_from_cache
 from .selection import LayerSelector, LayerSignal, reduce_over_ranks
 
 if TYPE_CHECKING:
     from .layers import CacheLayer
     from .paged_cache import PagedCache
-    from .pool import KVPool
     from .steps import PromptStep
 
 
@@ -48,6 +48,7 @@ class LayerChoice:
 
     Attributes:
         n_full: layers that a row keeps whole.
+        fixed: the full layers of a fixed policy; ``None``: layers are scored.
         is_decided: for each row whether it has chosen.
         scores: for each row the score of each layer that was looked at.
     """
@@ -57,7 +58,7 @@ class LayerChoice:
         self._policy = cache.settings.policy
         self._indices = [layer.index for layer in cache.competing]
         self.n_full = cache.settings.n_full(len(self._indices))
-        self._fixed = self._policy.full_layers(self._indices, self.n_full) if self._policy.is_fixed else None
+        self.fixed = self._policy.full_layers(self._indices, self.n_full) if self._policy.is_fixed else None
         self._limit = int(cache.settings.defer_windows * cache.settings.window.size)
         self._reading: tuple[CacheLayer, Sequence[int], Reading] | None = None
         self.begin(0)
@@ -78,6 +79,7 @@ class LayerChoice:
         self.scores: list[dict[int, float]] = [{} for _ in range(n_rows)]
         self._selectors = [LayerSelector(self.n_full) for _ in range(n_rows)]
         self._prompt_lengths = [0] * n_rows  # tokens up to the end of the latest prompt
+        self._chosen_at = [0] * n_rows  # tokens when the row last chose, or was last asked to
 
     def select(self, rows: Sequence[int]) -> None:
         """Row ``i`` becomes row ``rows[i]``."""
@@ -85,51 +87,49 @@ class LayerChoice:
         self.scores = [dict(self.scores[row]) for row in rows]
         self._selectors = [copy.deepcopy(self._selectors[row]) for row in rows]
         self._prompt_lengths = [self._prompt_lengths[row] for row in rows]
+        self._chosen_at = [self._chosen_at[row] for row in rows]
 
     @property
     def is_open(self) -> bool:
-        """Whether some row has yet to choose."""
-        return not all(self.is_decided)
+        """Whether a later prompt may choose layers."""
+        return self._reselects_turns or not all(self.is_decided)
 
-    def due(self, lengths: Sequence[int]) -> list[int]:
-        """The rows that choose at the end of a prompt after which they have ``lengths`` tokens."""
-        window = self._cache.settings.window
-        return [
-            row
-            for row, length in enumerate(lengths)
-            if not self.is_decided[row] and (self._fixed is not None or not window.keeps_all(length))
-        ]
+    @property
+    def _reselects_turns(self) -> bool:
+        return self._cache.settings.reselect_turns and self.fixed is None
 
-    def n_pages(self, pool: KVPool, step: PromptStep) -> int:
-        """Pages that a first prompt needs at its peak, and some decode steps after it if their number is known."""
-        cache, n_layers = self._cache, len(self._indices)
-        # Where scores come one layer late, one layer more is full for a while.
-        late = 1 if pool.device.type == "cuda" and self._fixed is None else 0
-        prompt, later = 0, 0
-        for row, length in enumerate(step.totals):
-            is_decided = self.is_decided[row] or row in step.decides
-            n_full = self.n_full if is_decided else n_layers
-            grown = max(length, min(cache.max_length or 0, length + max(256, length // 4)))
-            prompt += self._row_pages(pool, length, min(n_full + late, n_layers))
-            later += self._row_pages(pool, grown, n_full)
-        return max(prompt, later)
+    def start(self, before: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """The rows that choose at the end of a prompt that takes them from ``before`` to ``lengths`` tokens.
 
-    def _row_pages(self, pool: KVPool, length: int, n_full: int) -> int:
-        """Pages of a row's ``length`` tokens with ``n_full`` of the competing layers whole and the others cut."""
-        window = self._cache.settings.window
-        pages = n_full * pool.pages_for(length)
-        pages += (len(self._indices) - n_full) * pool.pages_for(window.n_slots(length))
-        for layer in self._cache.attention_layers:
-            if not layer.competes:
-                pages += pool.pages_for(layer.window.n_slots(length))
-        return pages
+        Their heaps are ready for the layers.
+        """
+        rows = []
+        for row, (begin, length) in enumerate(zip(before, lengths, strict=True)):
+            if not self.is_decided[row]:
+                is_due = self.fixed is not None or length > max(begin, self._cache.settings.window.size)
+            else:
+                is_due = self._reselects_turns and 0 < begin < length and self._reselect(row, length)
+            if is_due:
+                rows.append(row)
+        return rows
+
+    def _reselect(self, row: int, length: int) -> bool:
+        """Whether memory asks the row at ``length`` tokens to cut full layers; its heap then has as many as fit."""
+        settings = self._cache.settings
+        assert settings.reselect_bytes is not None
+        ahead = settings.reselect_every or 0  # it has to fit until the next look
+        n_keep = n_affordable(self._cache, row, length + ahead, settings.reselect_bytes)
+        asks = n_keep < len(full_layers(self._cache, row))
+        if asks:
+            self._selectors[row] = LayerSelector(n_keep)
+        return asks
 
     # At a prompt's end, layer by layer.
 
     def take_fixed(self, layer: CacheLayer, step: PromptStep) -> None:
         """A fixed policy's layer: its rows' keys go where they belong from the start."""
-        assert self._fixed is not None
-        if layer.index not in self._fixed:
+        assert self.fixed is not None
+        if layer.index not in self.fixed:
             self._cut(layer, step.decides, step)
 
     def take(self, layer: CacheLayer, signal: LayerSignal, rows: Sequence[int], step: PromptStep) -> None:
@@ -149,9 +149,12 @@ class LayerChoice:
         self._settle_reading(step)
         for row in step.decides:
             self.is_decided[row] = True
-        self._prompt_lengths = list(step.totals)
+        self._note_prompt(step.totals)
         if not step.keeps_queries:
-            self._forget()
+            self.forget()
+
+    def _note_prompt(self, lengths: Sequence[int]) -> None:
+        self._prompt_lengths, self._chosen_at = list(lengths), list(lengths)
 
     def _settle_reading(self, step: PromptStep | None) -> None:
         if self._reading is not None:
@@ -162,7 +165,7 @@ class LayerChoice:
     def _push(self, layer: CacheLayer, rows: Sequence[int], scores: Sequence[float], step: PromptStep | None) -> None:
         cuts: dict[int, list[int]] = {}
         for row, score in zip(rows, scores, strict=True):
-            if self.is_decided[row] or (step is not None and row not in step.decides):
+            if step is not None and row not in step.decides:
                 continue
             self.scores[row][layer.index] = score
             victim = self._selectors[row].push(layer.index, self._policy.laziness(score))
@@ -182,77 +185,29 @@ class LayerChoice:
     def after_chunks(self, lengths_before: Sequence[int]) -> None:
         """A prompt that came in chunks is complete; before it the rows had ``lengths_before`` tokens."""
         cache = self._cache
-        rows = self.due(cache.lengths)
+        rows = self.start(lengths_before, cache.lengths)
         n_queries = [
             min(cache.settings.n_last, length - before)
             for length, before in zip(cache.lengths, lengths_before, strict=True)
         ]
         for layer in cache.competing if rows else []:
-            if self._fixed is not None:
-                if layer.index not in self._fixed:
+            if self.fixed is not None:
+                if layer.index not in self.fixed:
                     self._cut(layer, rows, None)
-                continue
-            signal = signal_from_cache(layer, cache.lengths, n_queries)
-            self._push_all(layer, signal, rows)
+            elif any(layer.recent[row] == 0 for row in rows):
+                self._push_all(layer, signal_from_cache(layer, cache.lengths, n_queries), rows)
         for row in rows:
             self.is_decided[row] = True
-        self._prompt_lengths = list(cache.lengths)
-        self._forget()
+        self._note_prompt(cache.lengths)
+        self.forget()
 
     def _push_all(self, layer: CacheLayer, signal: LayerSignal, rows: Sequence[int]) -> None:
         scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self._cache.process_group)
         values = scores.tolist()
+        rows = [row for row in rows if layer.recent[row] == 0]
         self._push(layer, rows, [values[row] for row in rows], None)
 
-    # While decoding.
-
-    def measures_next(self) -> bool:
-        """Whether the next decode step is one of the last ``n_last`` before a deferred choice."""
-        if self._policy.is_fixed or self._cache.records_past:
-            return False
-        first = self._limit + 1 - self._cache.settings.n_last
-        return any(
-            not decided and length >= first
-            for decided, length in zip(self.is_decided, self._cache.lengths, strict=True)
-        )
-
-    def wake_at(self, row: int) -> int:
-        """The length at which the row's next decode step needs the host: for a page, or for its choice."""
-        cache, length = self._cache, self._cache.lengths[row]
-        if cache.shares_pages:
-            return length + 1
-        wake = min(
-            (layer.blocks.n_slots(row) for layer in cache.attention_layers if layer.can_fill(row)),
-            default=length + 2**30,
-        )
-        if not self.is_decided[row]:
-            first = self._limit + 1 - cache.settings.n_last
-            wake = min(wake, first if length < first else length + 1)
-        return wake
-
-    def after_decode(self) -> None:
-        """A decode step that was measured is done: the rows that have outgrown the window choose."""
-        cache = self._cache
-        rows = [row for row, length in enumerate(cache.lengths) if not self.is_decided[row] and length > self._limit]
-        if not rows:
-            return
-        for layer in cache.competing:
-            counts = [
-                min(len(layer.decode_masses), length - before)
-                for length, before in zip(cache.lengths, self._prompt_lengths, strict=True)
-            ]
-            if self._policy.needs_outputs:
-                signal = signal_from_cache(layer, cache.lengths, counts)
-            else:
-                mass = torch.stack(layer.decode_masses, dim=2)  # [B, H_q, n, 2]
-                real = torch.tensor(counts, dtype=torch.int32, device=mass.device)
-                signal = LayerSignal(mass, real, layer.window)
-            self._push_all(layer, signal, rows)
-        for row in rows:
-            self.is_decided[row] = True
-        if not self.is_open:
-            self._forget()
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forgets what the last queries did: the next ones do not follow them, or nothing is to be chosen."""
         for layer in self._cache.competing:
-            layer.last_queries, layer.decode_masses = None, []
+            layer.forget_steps()

@@ -185,15 +185,17 @@ def _prefill(
     return outputs
 
 
-class PromptFirst:
-    """A candidate generator whose first proposal is dropped, as if none of its tokens had been right.
+class TimelyDrafts:
+    """A candidate generator whose proposals end where layers are chosen, so that a choice comes when it would without.
 
     Assisted decoding would read the prompt and a draft behind it in one call. The layers are chosen on the prompt, and
-    the draft must be read by the model that streams: so the prompt goes first, alone.
+    the draft must be read by the model that streams: so the prompt goes first, alone, as if none of the first draft's
+    tokens had been right. Nor does a later draft reach beyond the token after which a choice is due.
     """
 
-    def __init__(self, generator: Any) -> None:
+    def __init__(self, generator: Any, cache: Any) -> None:
         self._generator = generator
+        self._cache = cache
         self._is_first = True
 
     def __getattr__(self, name: str) -> Any:
@@ -201,16 +203,27 @@ class PromptFirst:
 
     def get_candidates(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         """The tokens with a proposed continuation, and the continuation's logits if there are any."""
-        result: tuple[torch.Tensor, Any] = self._generator.get_candidates(input_ids, *args, **kwargs)
-        if not self._is_first:
-            return result
+        ids, logits = self._generator.get_candidates(input_ids, *args, **kwargs)
+        n_given = input_ids.shape[1]
+        n_drafts = ids.shape[1] - n_given
+        if self._is_first:
+            n_timely = 0
+            if isinstance(self._cache, LightTransferCache):
+                self._cache.announce_prompt(n_given)
+        elif isinstance(self._cache, LightTransferCache):
+            n_timely = min(n_drafts, self._cache.tokens_until_choice() - 1)  # the token before them is read too
+        else:
+            n_timely = n_drafts
         self._is_first = False
-        return result[0][:, : input_ids.shape[1]], None
+        if n_timely == n_drafts:
+            return ids, logits
+        return ids[:, : n_given + n_timely], logits[:, :n_timely] if logits is not None and n_timely else None
 
 
 def _get_candidate_generator(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     generator = _original(self, "_get_candidate_generator")(*args, **kwargs)
-    return PromptFirst(generator)
+    model_kwargs = kwargs.get("model_kwargs") or {}
+    return TimelyDrafts(generator, next((model_kwargs[n] for n in _CACHE_NAMES if n in model_kwargs), None))
 
 
 def _tensor_parallel_group(model: PreTrainedModel) -> Any:

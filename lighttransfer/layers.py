@@ -99,7 +99,7 @@ class CacheLayer(CacheLayerMixin):
         self.last_queries: LastQueries | None = None  # of a prompt that comes in chunks
         self.record_past = False  # transformers' flag: calls can be taken back until the next crop
         self.undo: list[Undo | None] = []  # of the calls since
-        self.decode_masses: list[Tensor] = []  # [B, H_q, 2] of the latest decode steps, while a choice is deferred
+        self.decode_masses: list[Tensor] = []  # [B, H_q, 2] of the latest decode steps in a row, before a choice
 
     @property
     def cache(self) -> PagedCache:
@@ -231,7 +231,8 @@ class CacheLayer(CacheLayerMixin):
             self.blocks.release()
             del self.pool, self.clock, self.blocks, self.n_recent  # the pool's storage must not outlive its tokens
         self.is_initialized, self.recent = False, []
-        self.last_queries, self.decode_masses, self.undo = None, [], []
+        self.undo = []
+        self.forget_steps()
 
     def decode(self, call: Call) -> Tensor:
         """One new token per row, written and attended to: ``[B, 1, H_q, D]``."""
@@ -257,14 +258,25 @@ class CacheLayer(CacheLayerMixin):
             if mass_n_recent >= 0:
                 mass = sink_logit_mass(mass[:, :, None], weight)[:, :, 0]
         if mass_n_recent >= 0:
-            self._remember(call, out, lse, mass)
+            self.remember(mass, LastQueries(call.q, out, lse, call.scale, call.sink_logit))
         return out
 
-    def _remember(self, call: Call, out: Tensor, lse: Tensor, mass: Tensor) -> None:
-        """Keeps what a deferred choice will rest on."""
+    def remember(self, mass: Tensor, last: LastQueries) -> None:
+        """Keeps what a choice between decode steps will rest on: one more token's ``mass [B, H_q, 2]``."""
         settings = self.cache.settings
         self.decode_masses.append(mass)
-        del self.decode_masses[: -settings.n_last]
         if settings.policy.needs_outputs:
-            last = LastQueries(call.q, out, lse, call.scale, call.sink_logit)
-            self.last_queries = last if self.last_queries is None else self.last_queries.then(last, settings.n_last)
+            self.last_queries = last if self.last_queries is None else self.last_queries.then(last)
+        if not self.record_past:  # else drafts that are taken back would have pushed out what came before them
+            self.forget_last(0)
+
+    def forget_last(self, n_tokens: int) -> None:
+        """Forgets the last ``n_tokens`` tokens' part in the choice to come; keeps the latest ``n_last`` of the rest."""
+        n_last = self.cache.settings.n_last
+        self.decode_masses = self.decode_masses[: max(0, len(self.decode_masses) - n_tokens)][-n_last:]
+        if self.last_queries is not None:
+            self.last_queries = self.last_queries.without_last(n_tokens, n_last)
+
+    def forget_steps(self) -> None:
+        """Forgets all that a choice could rest on."""
+        self.last_queries, self.decode_masses = None, []

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 
-from .choice import LayerChoice
+from .decode_choice import DecodeChoice
 from .layers import CacheLayer, Clock
+from .memory import prompt_pages
 from .pool import KVPool
 from .prompt import attend
 from .settings import Settings
 from .steps import Call, OpenPrefill, PromptStep, left_padding
 from .supported import attention_windows
-
-
-class RecordedCall(NamedTuple):
-    """A call that can be taken back: its columns, and whether some are padding."""
-
-    n_tokens: int
-    is_padded: bool
+from .undo import RecordedCall
 
 
 class PagedCache(Cache):
@@ -40,7 +35,7 @@ class PagedCache(Cache):
         choice: which layers each row keeps.
         row_bytes, peak_row_bytes: K/V bytes of each row's pages, now and at most.
         shares_pages: whether rows may have pages in common.
-        mass_n_recent: the window whose mass decode steps measure while a choice is deferred; -1: none.
+        mass_n_recent: the window whose mass decode steps measure before a choice; -1: none.
         max_length: tokens that the rows can grow to, if known.
         process_group: over which the heads are split.
     """
@@ -66,8 +61,8 @@ class PagedCache(Cache):
         self.row_bytes: list[int] = []
         self.peak_row_bytes: list[int] = []
         self.shares_pages = False
-        self.mass_n_recent = -1  # the window that decode steps measure while a choice is deferred; -1: none
-        self.choice = LayerChoice(self)
+        self.mass_n_recent = -1
+        self.choice = DecodeChoice(self)
         self._seen = 0  # columns seen: tokens, padding included
         self._prefill: OpenPrefill | None = None
         self._handed: CacheLayer | None = None  # whose keys are on their way from update() to the attention function
@@ -75,7 +70,7 @@ class PagedCache(Cache):
         self._layers_left = 0  # of the call in progress
         self._quiet = 0  # decode steps for which the host has nothing to do
         self._wake_at: list[int] = []  # for each row the length at which it has
-        self._recorded: list[RecordedCall] = []  # the calls that can be taken back
+        self.recorded: list[RecordedCall] = []  # the calls since recording began, or since the last crop
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -164,32 +159,37 @@ class PagedCache(Cache):
         step = PromptStep(n_tokens, starts, list(self.lengths))
         prefill = self._prefill
         if prefill is not None and prefill.columns == self._seen and prefill.length == n_tokens:
-            prefill = self._prefill = None  # one chunk after all
-        if prefill is None:
-            # While drafts are verified no call is a prompt but the first.
-            step.decides = self.choice.due(step.totals) if not self.records_past or self._seen == 0 else []
-        else:
+            self._prefill = None  # one chunk after all
+        if self._prefill is not None:
             step.keeps_queries = self.choice.is_open
+        elif self.records_past and self._seen > 0 and prefill is None:
+            # While drafts are verified no call is a prompt but the first, and those that are announced.
+            step.is_draft, step.measures = True, not step.is_padded and self.choice.measures(n_tokens)
+            if not step.measures:
+                self.choice.forget()
+        else:
+            step.decides = self.choice.start(step.lengths, step.totals)
         return step
 
     def _reserve(self, pool: KVPool, step: PromptStep) -> None:
         """Room for the whole prompt before its first layer, so that the pool does not have to grow on the way."""
         if pool.n_pages == 0:
-            pool.reserve(self.choice.n_pages(pool, step))
+            pool.reserve(prompt_pages(self, pool, step))
 
     def _end(self, n_tokens: int) -> None:
         step, self._step = self._step, None
         self._seen += n_tokens
         if self.records_past:
-            self._recorded.append(RecordedCall(n_tokens, step is not None and step.is_padded))
+            self.recorded.append(RecordedCall(n_tokens, step is not None and (step.is_padded or bool(step.decides))))
         if step is None:
             self.lengths = [length + 1 for length in self.lengths]
             for clock in self.clocks.values():
                 clock.tick()
-            if self.mass_n_recent >= 0:
+            if self.mass_n_recent >= 0 and not self.records_past:
                 self.choice.after_decode()
             return
-        self.choice.settle(step)
+        if not step.is_draft:
+            self.choice.settle(step)
         self._set_lengths(step.totals)
         prefill = self._prefill
         if prefill is not None and prefill.length is not None and self._seen - prefill.columns >= prefill.length:
@@ -203,7 +203,10 @@ class PagedCache(Cache):
                 self._wake_at[row] = 0
                 layer.prepare_decode(row, self.lengths[row])
             layer.blocks.flush()
-        self.mass_n_recent = self.settings.n_recent if self.choice.measures_next() else -1
+        measures = self.choice.measures(1)
+        self.mass_n_recent = self.settings.n_recent if measures else -1
+        if not measures:
+            self.choice.forget()
         for row in due:
             self._wake_at[row] = self.choice.wake_at(row)
         self._quiet = max(1, min(self._wake_at[row] - length for row, length in enumerate(self.lengths)))
@@ -216,45 +219,29 @@ class PagedCache(Cache):
         return any(layer.record_past for layer in self.attention_layers)
 
     def _forget_calls(self) -> None:
-        self._recorded = []
+        self.recorded = []
         for layer in self.attention_layers:
             layer.undo = []
 
-    def _holds_all(self) -> bool:
-        """Whether no ring has overwritten anything, so that tokens go by counting less."""
-        return all(
-            n == 0 or length <= layer.window.size
-            for layer in self.attention_layers
-            for n, length in zip(layer.recent, self.lengths, strict=False)
-        )
+    def _shorten(self, n_tokens: Sequence[int]) -> None:
+        """Counts ``n_tokens[row]`` tokens less; the rings hold what they need."""
+        self._set_lengths([length - n for length, n in zip(self.lengths, n_tokens, strict=True)])
+        for layer in self.attention_layers:
+            layer.resize(self.lengths)
+            layer.blocks.flush()
 
-    def _can_undo(self, n_tokens: int) -> bool:
-        """Whether the recorded calls know all that the last ``n_tokens`` tokens have overwritten."""
-        for at in range(len(self._recorded) - 1, -1, -1):
-            call = self._recorded[at]
-            known = all(layer.undo[at] is not None or not self._has_wrapped(layer) for layer in self.attention_layers)
-            if call.is_padded or not known:
-                return False
-            n_tokens -= call.n_tokens
-            if n_tokens <= 0:
-                return True
-        return False
-
-    def _has_wrapped(self, layer: CacheLayer) -> bool:
-        rows = zip(layer.recent, self.lengths, strict=True)
-        return any(n > 0 and length > layer.window.size for n, length in rows)
-
-    def _undo(self, n_tokens: int) -> None:
-        """Puts back what the last ``n_tokens`` tokens have overwritten."""
-        for at in range(len(self._recorded) - 1, -1, -1):
-            count = min(n_tokens, self._recorded[at].n_tokens)
-            for layer in self.attention_layers:
-                undo = layer.undo[at]
-                if undo is not None and count > 0:
-                    undo.undo(layer, count)
-            n_tokens -= count
+    def _accept_drafts(self, n_rejected: int) -> None:
+        """All but the last ``n_rejected`` tokens stay: the rows that are due choose on these."""
+        for layer in self.competing:
+            layer.forget_last(n_rejected)
+        if self.choice.after_decode():
+            self._set_lengths(self.lengths)
 
     # For layers.
+
+    def layers_of(self, pool: KVPool) -> list[CacheLayer]:
+        """The layers whose pages lie, or will lie, in ``pool``."""
+        return [layer for layer in self.attention_layers if not layer.is_initialized or layer.pool is pool]
 
     def pool_for(self, keys: Tensor) -> KVPool:
         """The pool of keys like ``keys [B, H_kv, S, D]``."""

@@ -114,6 +114,8 @@ def _attend_full(layer: CacheLayer, rows: Sequence[int], call: Call, step: Promp
         _remember_queries(layer, rows, call, out, lse)
     elif layer.competes and step.decides:
         cache.choice.take_fixed(layer, step)
+    if is_scored and step.measures:
+        _measure_drafts(layer, rows, call, keys, out, lse)
     return out
 
 
@@ -146,6 +148,21 @@ def _attend_and_choose(layer: CacheLayer, rows: Sequence[int], call: Call, keys:
     return out
 
 
+def _measure_drafts(layer: CacheLayer, rows: Sequence[int], call: Call, keys: Keys, out: Tensor, lse: Tensor) -> None:
+    """Measures each token of a call as the decode step that it stands for, whose window ends at itself."""
+    n_tokens, n_keys = call.q.shape[1], keys.k.shape[1]
+    places = [rows.index(row) if row in rows else 0 for row in range(len(layer.recent))]  # rings have nothing to choose
+    for at in range(n_tokens):
+        last = LastQueries(
+            call.q[:, at : at + 1], out[:, at : at + 1], lse[:, :, at : at + 1], call.scale, call.sink_logit
+        )
+        seen = Keys(keys.k[:, : n_keys - n_tokens + at + 1], keys.v[:, : n_keys - n_tokens + at + 1], keys.start)
+        mass = _retained_mass(layer, last, seen)[:, :, 0]
+        if len(rows) < len(places):
+            mass, last = mass[places], last.select(places)
+        layer.remember(mass, last)
+
+
 def _remember_queries(layer: CacheLayer, rows: Sequence[int], call: Call, out: Tensor, lse: Tensor) -> None:
     n_last, n_rows = layer.cache.settings.n_last, len(layer.recent)
     n = min(n_last, call.q.shape[1])
@@ -153,7 +170,8 @@ def _remember_queries(layer: CacheLayer, rows: Sequence[int], call: Call, out: T
     last = LastQueries(call.q[:, -n:].clone(), out[:, -n:].clone(), lse[:, :, -n:].clone(), call.scale, call.sink_logit)
     if len(rows) < n_rows:  # rows whose layer is a ring already have nothing to choose; their places stay empty
         last = last.select([rows.index(row) if row in rows else 0 for row in range(n_rows)])
-    layer.last_queries = last if layer.last_queries is None else layer.last_queries.then(last, n_last)
+    all_ = last if layer.last_queries is None else layer.last_queries.then(last)
+    layer.last_queries = all_.without_last(0, n_last)
 
 
 def signal_from_cache(layer: CacheLayer, lengths: Sequence[int], n_queries: Sequence[int]) -> LayerSignal:
@@ -161,6 +179,14 @@ def signal_from_cache(layer: CacheLayer, lengths: Sequence[int], n_queries: Sequ
     last = layer.last_queries
     assert last is not None
     keys = cached_keys(layer, range(len(lengths)), lengths)
+    mass = _retained_mass(layer, last, keys)
+    counts = [min(n, last.q.shape[1]) for n in n_queries]
+    real = torch.tensor(counts, dtype=torch.int32, device=mass.device)
+    return LayerSignal(mass, real, layer.window, lambda: kept_attention(last, keys, layer.window))
+
+
+def _retained_mass(layer: CacheLayer, last: LastQueries, keys: Keys) -> Tensor:
+    """``[B, H_q, n, 2]``: what the queries put on the window that ends with ``keys``."""
     mass = ops.retained_mass(
         last.q,
         keys.k,
@@ -172,8 +198,7 @@ def signal_from_cache(layer: CacheLayer, lengths: Sequence[int], n_queries: Sequ
     )
     if last.sink_logit is not None:
         mass = sink_logit_mass(mass, torch.sigmoid(last.lse - last.sink_logit.float()[:, None]))
-    real = torch.tensor(n_queries, dtype=torch.int32, device=mass.device)
-    return LayerSignal(mass, real, layer.window, lambda: kept_attention(last, keys, layer.window))
+    return mass
 
 
 def kept_attention(last: LastQueries, keys: Keys, window: RetainedWindow) -> tuple[Tensor, Tensor]:

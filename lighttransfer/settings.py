@@ -25,6 +25,13 @@ class Settings:
             the sequence is longer than ``defer_windows`` times the window; then the choice is made from the masses of
             the last ``n_last`` decode steps.
         page_size: tokens in a page of the pool.
+        reselect_every: every so many decode steps full layers may be cut later, if memory asks for it: if the request's
+            pages would outgrow ``reselect_bytes`` before the next look. Then the layers that are still full are scored
+            by the masses of the last ``n_last`` decode steps, and the worst are cut until the rest fits. A cut layer
+            never comes back. ``None``: never.
+        reselect_turns: the same at the end of each later prompt of several tokens, scored by its own last ``n_last``
+            queries. Off, the choice is frozen at the first prompt.
+        reselect_bytes: what the K/V pages of one request may take (on this rank, where heads are split): see above.
 
     Raises:
         TypeError, ValueError: the argument, its rule and the value.
@@ -42,6 +49,9 @@ class Settings:
     policy: Policy = field(default_factory=LazyRatio)
     defer_windows: float = 2.0
     page_size: int = 64
+    reselect_every: int | None = None
+    reselect_turns: bool = False
+    reselect_bytes: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", make_policy(self.policy))
@@ -56,6 +66,25 @@ class Settings:
         _check_count("page_size", self.page_size, 1)
         if not self.defer_windows >= 1:
             raise ValueError(f"defer_windows must be at least 1, got {self.defer_windows}")
+        self._check_reselection()
+
+    def _check_reselection(self) -> None:
+        for name in ("reselect_every", "reselect_bytes"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 1)
+        if not isinstance(self.reselect_turns, bool):
+            raise TypeError(f"reselect_turns must be a bool, got {self.reselect_turns!r}")
+        if not self.reselect_turns and self.reselect_every is None:
+            if self.reselect_bytes is not None:
+                raise ValueError(
+                    f"reselect_bytes must come with reselect_every or reselect_turns, got {self.reselect_bytes} alone"
+                )
+            return
+        name = "reselect_turns" if self.reselect_turns else "reselect_every"
+        if self.reselect_bytes is None:
+            raise ValueError(f"reselect_bytes must be given with {name}, got None: it says when memory asks for it")
+        if self.policy.is_fixed:
+            raise ValueError(f"{name} must go with a policy that scores layers, got policy={self.policy.name!r}")
 
     @property
     def window(self) -> RetainedWindow:

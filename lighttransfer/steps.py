@@ -19,6 +19,8 @@ class PromptStep:
         lengths, totals: each row's real tokens before and after.
         decides: the rows whose layers are chosen in this call.
         keeps_queries: whether more of the prompt is to come, so that its last queries have to be remembered.
+        is_draft: the tokens may be taken back; they are decode steps, not a prompt.
+        measures: whether they may be among the last before a choice, so that each has to be measured.
     """
 
     n_tokens: int
@@ -26,6 +28,8 @@ class PromptStep:
     lengths: list[int]
     decides: list[int] = field(default_factory=list)
     keeps_queries: bool = False
+    is_draft: bool = False
+    measures: bool = False
     _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict)
 
     @property
@@ -95,8 +99,7 @@ class Call:
 
 @dataclass
 class LastQueries:
-    """A prompt's last queries, with what attention over all their keys made of them; ``n`` of them, up to
-    ``n_last``."""
+    """The last queries of a prompt or of decode steps, with what attention over all their keys made of them."""
 
     q: Tensor  # [B, n, H_q, D]
     out: Tensor  # [B, n, H_q, D]
@@ -104,15 +107,23 @@ class LastQueries:
     scale: float | None
     sink_logit: Tensor | None
 
-    def then(self, later: LastQueries, n_last: int) -> LastQueries:
-        """These queries and later ones, the last ``n_last`` of all."""
+    def then(self, later: LastQueries) -> LastQueries:
+        """These queries and later ones."""
         return LastQueries(
-            torch.cat((self.q, later.q), dim=1)[:, -n_last:],
-            torch.cat((self.out, later.out), dim=1)[:, -n_last:],
-            torch.cat((self.lse, later.lse), dim=2)[:, :, -n_last:],
+            torch.cat((self.q, later.q), dim=1),
+            torch.cat((self.out, later.out), dim=1),
+            torch.cat((self.lse, later.lse), dim=2),
             later.scale,
             later.sink_logit,
         )
+
+    def without_last(self, n_tokens: int, n_last: int) -> LastQueries | None:
+        """All but the last ``n_tokens``, of these the last ``n_last``; ``None``: nothing is left."""
+        end = self.q.shape[1] - n_tokens
+        if end <= 0:
+            return None
+        kept = slice(max(0, end - n_last), end)
+        return LastQueries(self.q[:, kept], self.out[:, kept], self.lse[:, :, kept], self.scale, self.sink_logit)
 
     def select(self, rows: Sequence[int]) -> LastQueries:
         """Row ``i`` becomes row ``rows[i]``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hybrid_runs as runs
 import pytest
 import tiny_models
 import torch
@@ -60,11 +61,91 @@ def test_only_what_was_recorded_comes_back(model: torch.nn.Module) -> None:
     cache.activate_past_recording()
     read(model, cache, LATER[:, 1:3])
     before = list(cache.lengths)
-    with pytest.raises(NotImplementedError, match="ring has wrapped"):
+    with pytest.raises(ValueError, match=r"tokens_to_remove.*ring has wrapped"):
         cache.crop(-3)
     assert cache.lengths == before
     cache.crop(-2)
-    with pytest.raises(NotImplementedError, match="ring has wrapped"):
+    with pytest.raises(ValueError, match=r"tokens_to_remove.*ring has wrapped"):
         cache.crop(-1)
     cache.stop_recording()
     assert not cache.is_croppable
+
+
+def state(cache: LightTransferCache) -> tuple[object, ...]:
+    tables = [layer.blocks.flush().clone() for layer in cache.layers]
+    (pool,) = cache.pools.values()
+    return list(cache.lengths), cache.get_seq_length(), pool.n_used, tables, pool.k.clone(), pool.v.clone()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 20])
+def test_a_wrapped_ring_goes_back_to_its_sinks_and_not_elsewhere(left: int) -> None:
+    """Its sinks are the only old tokens that it never overwrites. A layer that was cut stays cut."""
+    model = tiny_models.build(tiny_models.llama())
+    references = runs.References(model)
+    lighttransfer.enable(model, **SETTINGS)
+    cache = LightTransferCache(model.config)
+
+    def feed(tokens: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=tokens, cache=cache).logits
+
+    feed(PROMPTS)
+    feed(LATER[:, :3])
+    before = state(cache)
+    if left > SETTINGS["n_sink"]:
+        with pytest.raises(ValueError, match=rf"must be at least 0.*more than its 2 sinks, got {left - 27}.*\[0, 1\]"):
+            cache.crop(left - 27)
+        after = state(cache)
+        assert after[:3] == before[:3]
+        assert all(torch.equal(a, b) for a, b in zip(before[3], after[3], strict=True))
+        assert torch.equal(after[4], before[4])
+        assert torch.equal(after[5], before[5])
+        return
+    cut = runs.streaming(cache)
+    cache.crop(left - 27)
+    assert cache.lengths == [left, left]
+    assert cache.get_seq_length() == left
+    assert runs.streaming(cache) == cut
+    logits = [feed(LATER[:, :9])[:, -1], *(feed(LATER[:, at : at + 1])[:, -1] for at in range(9, 30))]
+    rows = [[*PROMPTS[row, :left].tolist(), *LATER[row, :30].tolist(), 0] for row in range(2)]
+    run = runs.Run(rows, [left + 9] * 2, torch.stack(logits, 1), cache)
+    references.check(run, [dict.fromkeys(layers, left) for layers in cut], window={"n_sink": 2, "n_recent": 5})
+
+
+@torch.no_grad()
+def test_a_native_window_has_no_sinks_to_go_back_to() -> None:
+    model = lighttransfer.enable(tiny_models.build(tiny_models.gemma3()), **SETTINGS)
+    cache = LightTransferCache(model.config)
+    first = model(input_ids=PROMPTS, cache=cache).logits
+    for left in (1, 2):
+        with pytest.raises(ValueError, match=r"more than its 0 sinks"):
+            cache.crop(left - 24)
+    with pytest.raises(ValueError, match=r"0 or more, got -25"):
+        cache.crop(-25)
+    cache.crop(-24)
+    assert cache.get_seq_length() == 0
+    cache.reset()
+    assert torch.equal(model(input_ids=PROMPTS, cache=cache).logits, first)
+
+
+@torch.no_grad()
+def test_rows_that_have_not_wrapped_count_less_while_others_go_back_to_their_sinks() -> None:
+    model = tiny_models.build(tiny_models.llama())
+    references = runs.References(model)
+    lighttransfer.enable(model, **SETTINGS, policy="first")
+    cache = LightTransferCache(model.config)
+    prompts = [tiny_models.prompt(7, seed=5), tiny_models.prompt(8, seed=6)]
+    ids, mask = tiny_models.left_pad(prompts)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    model(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache)
+    with pytest.raises(ValueError, match=r"in rows \[1\]"):
+        cache.crop(-5)
+    cache.crop(-6)
+    assert cache.lengths == [1, 2]
+    logits = []
+    for at in range(30):
+        step = LATER[:, at : at + 1]
+        logits.append(model(input_ids=step, position_ids=torch.tensor([[1 + at], [2 + at]]), cache=cache).logits[:, -1])
+    rows = [[*prompt[: row + 1], *LATER[row, :30].tolist(), 0] for row, prompt in enumerate(prompts)]
+    run = runs.Run(rows, [2, 3], torch.stack(logits, 1), cache)
+    references.check(run, [dict.fromkeys(range(1, 5), 0)] * 2, window={"n_sink": 2, "n_recent": 5})
