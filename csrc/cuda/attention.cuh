@@ -141,6 +141,7 @@ class PrefillCta : PrefillRows<Element, Shape> {
         attend<true>(tile, next, i);
         --tile;
       } else {
+        softmax_.before_whole_tiles(tile - full_begin + 1);
 #pragma unroll 1
         for (; tile >= full_begin; --tile) {
           attend<false>(tile, tile > first ? tile - 1 : next_segment, i);
@@ -172,7 +173,7 @@ class PrefillCta : PrefillRows<Element, Shape> {
   template <bool kMasked>
   __device__ __forceinline__ void weigh(int tile, int segment,
                                         uint32_t (&p)[kFragments][kN / 2][4]) {
-    bool raise = !softmax_.anchored;
+    bool raise = softmax_.tiles_to_raise > 0;
 #pragma unroll 1
     for (;; raise = true) {
       float s[kFragments][kN][4] = {};

@@ -128,11 +128,13 @@ class PrefillRows {
     __syncwarp();
     constexpr int kLanes = QTile::kBlockCols / 8, kRowsPerPass = 32 / kLanes;
     const int col = lane() % kLanes * 8, first = warp_row() + lane() / kLanes;
+    const int n_rows = cta_.row_end - cta_.row_begin;
+    char* out = element(p_.out, cta_.head, cta_.row_begin + first, col);
+    const int64_t pass_bytes = 2 * kRowsPerPass * p_.out.token_stride;
 #pragma unroll
-    for (int pass = 0; pass < Shape::kRowsPerWarp / kRowsPerPass; ++pass) {
+    for (int pass = 0; pass < Shape::kRowsPerWarp / kRowsPerPass; ++pass, out += pass_bytes) {
       const int row = first + pass * kRowsPerPass;
-      if (cta_.row_begin + row >= cta_.row_end) break;
-      auto* out = element(p_.out, cta_.head, cta_.row_begin + row, col);
+      if (row >= n_rows) break;
 #pragma unroll
       for (int block = 0; block < QTile::kBlocks; ++block) {
         if (col + block * QTile::kBlockCols >= p_.head_dim) break;

@@ -16,10 +16,15 @@ __device__ __forceinline__ float row_reduce_sum(float x) {
 }
 
 // Weights are 2^(scale_log2 * (score - anchor)). Any anchor gives the same quotient in the end, so
-// the row's maximum is looked for only in its first tile; later tiles are weighed right away, and
+// the row's maximum is looked for only in its first tiles; later tiles are weighed right away, and
 // their sums, which are needed anyway, tell when a score has outgrown the anchor. Then the anchor
-// is raised to the new maximum and the tile weighed again: in practice for the first tiles and the
-// sinks. Weights of up to kMostWeight lose nothing, they are far from the limits of fp16 and fp32.
+// is raised to the new maximum and the tile weighed again: in practice for the sinks. Weights of up
+// to kMostWeight are far from the limits of fp16 and fp32.
+//
+// What an anchor below the row's maximum costs is precision. Weights just below a power of two are
+// rounded finest, and the maximum itself, if it is the anchor, not at all: as the largest weights
+// make most of the output, the error of rounding them is a tenth less under the true maximum than
+// under another anchor. So a few more tiles than the first are searched.
 //
 // Row r of a thread's 2 * kFragments rows is row (r % 2) * 8 + lane / 4 of fragment r / 2. Its
 // columns are spread over four lanes: the anchor is common to them, the sum is of the thread's own
@@ -31,12 +36,17 @@ struct OnlineSoftmax {
 
   float anchor[kRows];  // -inf: no visible key so far
   float sum[kRows];
-  bool anchored = false;    // every row of the warp has an anchor
+  int tiles_to_raise = 1;   // in how many more tiles to look for the maxima
   const float& scale_log2;  // > 0
 
   __device__ __forceinline__ explicit OnlineSoftmax(const float& scale) : scale_log2(scale) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) anchor[r] = -INFINITY, sum[r] = 0.0f;
+  }
+
+  // Of the next n tiles, which every row sees whole, half are searched for the maxima, or four.
+  __device__ __forceinline__ void before_whole_tiles(int n) {
+    tiles_to_raise = min((n + 1) / 2, 4);
   }
 
   // Turns a tile of scores into weights `p`, packed as A operands, and adds them to the sums;
@@ -89,7 +99,7 @@ struct OnlineSoftmax {
       anchor[r] = raised;
       sum[r] *= factor[r];
     }
-    anchored = !__any_sync(~0u, missing);
+    if (!__any_sync(~0u, missing)) --tiles_to_raise;
     if (!__any_sync(~0u, has_output)) return;  // the first tile: o is zero
 #pragma unroll
     for (int m = 0; m < kFragments; ++m) {

@@ -17,8 +17,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 
 // threadIdx.x, read again. What derives from it is then computed where it is used, rather than kept
 // in registers through loops that have none left.
-__device__ __forceinline__ int thread_anew() {
-  int id;
+__device__ __forceinline__ uint32_t thread_anew() {
+  uint32_t id;
   asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(id));
   return id;
 }
