@@ -116,6 +116,7 @@ class LightTransferCache(PagedCache):
 
         Calls that are recorded, but for the first of all and prompts that :meth:`begin_prefill` announces, are drafts:
         each token is a decode step, and a choice that decode steps make waits for the crop that says which ones stay.
+        What was recorded is forgotten when rows change places.
         """
         for layer in self.attention_layers:
             layer.record_past = True
@@ -182,6 +183,7 @@ class LightTransferCache(PagedCache):
         if self._prefill is not None:
             self._prefill.lengths = [self._prefill.lengths[row] for row in rows]
         self.shares_pages = True
+        self._forget_calls()  # what was recorded belongs to rows as they stood
 
     # Prompts that come in chunks.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 import ring_oracle
 import tiny_models
 import torch
@@ -145,22 +146,41 @@ class Pages(RuleBasedStateMachine):
         self.rows = [[tokens.copy() for tokens in self.rows[row]] for row in source]
         self.mask = self.mask[source]
 
-    @rule()
-    def record(self) -> None:
-        self.cache.activate_past_recording()
-        self.recorded = 0
+    @precondition(lambda self: self.length < MAX_TOKENS)
+    @rule(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3), anew=st.booleans())
+    def draft(self, lengths: list[int], anew: bool) -> None:
+        """Calls that can be taken back."""
+        if anew or self.recorded is None:
+            self.cache.activate_past_recording()
+            self.recorded = 0
+        for length in lengths:
+            self.call([length] * len(self.rows))
 
-    @rule(n_tokens=st.integers(0, 8))
+    @precondition(lambda self: self.recorded is not None)
+    @rule()
+    def accept(self) -> None:
+        self.cache.stop_recording()
+        self.recorded = None
+
+    @rule(n_tokens=st.one_of(st.integers(0, 8), st.integers(0, MAX_TOKENS)))
     def crop(self, n_tokens: int) -> None:
-        """As far back as calls are recorded; without a record only while no ring has dropped anything."""
-        rings = [tokens for row in self.rows for tokens in row if tokens.ring]
-        holds_all = all(len(tokens.seen) <= sum(tokens.ring) for tokens in rings)
-        reach = self.mask.all(0).flip(0).long().cumprod(0).sum() if holds_all else self.recorded or 0
-        n_tokens = min(n_tokens, int(reach), min(len(row[0].seen) for row in self.rows) - 1)
+        """As far back as calls are recorded; else only where no ring has dropped anything, or down to the sinks."""
+        all_tokens = [tokens for row in self.rows for tokens in row]
+        shortest = min(len(tokens.seen) for tokens in all_tokens)
+        unpadded = int(self.mask.all(0).flip(0).long().cumprod(0).sum())
+        n_tokens = min(n_tokens, unpadded, shortest - 1)
+        lost = any(
+            tokens.ring and len(tokens.seen) > sum(tokens.ring) and len(tokens.seen) - n_tokens > tokens.ring[0]
+            for tokens in all_tokens
+        )
+        if lost and n_tokens > (self.recorded or 0):
+            with pytest.raises(ValueError, match="ring has wrapped"):
+                self.cache.crop(-n_tokens)
+            return
         self.cache.crop(-n_tokens)
         if n_tokens:
             self.mask = self.mask[:, :-n_tokens]
-            for tokens in (tokens for row in self.rows for tokens in row):
+            for tokens in all_tokens:
                 del tokens.seen[-n_tokens:]
         self.recorded = None if self.recorded is None else 0
 
@@ -199,4 +219,4 @@ class Pages(RuleBasedStateMachine):
 
 
 TestPages = Pages.TestCase
-TestPages.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestPages.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, report_multiple_bugs=False)

@@ -149,3 +149,18 @@ def test_rows_that_have_not_wrapped_count_less_while_others_go_back_to_their_sin
     rows = [[*prompt[: row + 1], *LATER[row, :30].tolist(), 0] for row, prompt in enumerate(prompts)]
     run = runs.Run(rows, [2, 3], torch.stack(logits, 1), cache)
     references.check(run, [dict.fromkeys(range(1, 5), 0)] * 2, window={"n_sink": 2, "n_recent": 5})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", [[1, 0], [0, 0, 1], [1]])
+def test_what_was_recorded_does_not_outlive_a_change_of_rows(model: torch.nn.Module, order: list[int]) -> None:
+    """It belongs to rows as they stood: written back into other rows it would falsify them."""
+    cache = LightTransferCache(model.config)
+    read(model, cache, PROMPTS)
+    read(model, cache, LATER[:, :1])
+    cache.activate_past_recording()
+    read(model, cache, LATER[:, 1:4])
+    cache.reorder_cache(torch.tensor(order))
+    with pytest.raises(ValueError, match="ring has wrapped"):
+        cache.crop(-1)
+    assert cache.lengths == [(22, 28)[row] for row in order]
