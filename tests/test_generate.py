@@ -106,11 +106,17 @@ def test_prefill_logits_are_the_full_models() -> None:
     references.check(cut, [{}, {}, {}])
 
 
-@pytest.mark.parametrize("layer", [0, 4])
-def test_a_static_list_may_stream_the_first_or_the_last_layer(layer: int) -> None:
-    model = tiny_models.build(tiny_models.llama())
+@pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2_moe", "qwen3_moe", "gemma3", "gpt_oss"])
+def test_a_static_list_may_stream_the_first_or_the_last_layer(name: str, at: int) -> None:
+    """The first or last of those that compete, where some have a native window."""
+    model = tiny_models.build(tiny_models.ARCHITECTURES[name]())
     references = References(model)
-    keep = [i for i in range(5) if i != layer]
+    competing = LightTransferCache(model.config).report().competing_layers
+    layer = competing[at]
+    if name in ("llama", "mixtral", "qwen2_moe", "qwen3_moe"):
+        assert layer == (0, 4)[at]
+    keep = [i for i in competing if i != layer]
     lighttransfer.enable(model, policy=lighttransfer.selection.StaticLayers(keep), **SETTINGS)
     run = runs.generate(model, PROMPTS, LONG)
     assert streaming(run.cache) == [frozenset({layer})] * 3

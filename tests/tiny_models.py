@@ -70,9 +70,31 @@ def mixtral(**changes: Any) -> PreTrainedConfig:
     return _config(transformers.MixtralConfig, **{"num_local_experts": 4, "num_experts_per_tok": 2, **changes})
 
 
+def qwen2_moe(**changes: Any) -> PreTrainedConfig:
+    """Experts of which two are chosen, and one that every token goes through."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    sizes = {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 48}
+    return _config(transformers.Qwen2MoeConfig, **{**experts, **sizes, **changes})
+
+
 def qwen3_moe(**changes: Any) -> PreTrainedConfig:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     return _config(transformers.Qwen3MoeConfig, **{**experts, **changes})
+
+
+def gemma2(**changes: Any) -> PreTrainedConfig:
+    """Sliding and full layers in turn. Without its cap on attention scores, with which it is refused."""
+    return _config(
+        transformers.Gemma2Config,
+        **{
+            "num_hidden_layers": 6,
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": None,
+            "eos_token_id": None,
+            **changes,
+        },
+    )
 
 
 def gemma3(**changes: Any) -> PreTrainedConfig:
@@ -115,7 +137,9 @@ ARCHITECTURES: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen2_sliding": qwen2_sliding,
     "qwen3": qwen3,
     "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
+    "gemma2": gemma2,
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
 }
@@ -126,9 +150,9 @@ def build(
 ) -> PreTrainedModel:
     """The model of ``config`` in ``dtype`` with unit-gain random weights, ready for inference.
 
-    Its attention is sdpa, or eager where transformers has no sdpa (GPT-OSS's learned sink logit).
+    Its attention is sdpa, or eager where transformers has no sdpa (GPT-OSS, Gemma2).
     """
-    attention = "eager" if config.model_type == "gpt_oss" else "sdpa"
+    attention = "eager" if config.model_type in ("gpt_oss", "gemma2") else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
