@@ -34,7 +34,8 @@ class LightTransferCache(PagedCache):
     comes in chunks, say so beforehand, by ``prompt_length`` or by :meth:`begin_prefill`; the choice then waits for the
     last chunk. Later calls of several tokens are turns of the conversation: they attend to what is left of the cache
     and choose nothing, unless the choice is still open and the sequence has outgrown the window. A call of one token
-    per row is a decode step; its token is real in every row, whatever the mask says.
+    per row is a decode step; its token is real in every row, whatever the mask says, until a later prompt's mask says
+    that a row's last tokens were padding.
 
     Args:
         config: the model's config; says which layers have full attention. Its ``lighttransfer`` entry, if any, holds
@@ -137,15 +138,19 @@ class LightTransferCache(PagedCache):
         cut.
 
         Raises:
-            ValueError: a positive number, more tokens than a row has, or tokens whose predecessors a ring has lost; the
-                cache is as it was.
+            ValueError: a positive number, more tokens than there are behind the last padding of any row, or tokens
+                whose predecessors a ring has lost; the cache is as it was.
         """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         n_tokens = -int(tokens_to_remove)
         if n_tokens and self.lengths:
-            if min(self.lengths) < n_tokens:
-                raise ValueError(f"tokens_to_remove must leave every row 0 or more, got {-n_tokens} of {self.lengths}")
+            n_real = self._seen - self._real_from
+            if n_real < n_tokens:
+                raise ValueError(
+                    f"tokens_to_remove must be at least {-n_real}: before these there are no tokens, or padding in "
+                    f"some row, got {-n_tokens}"
+                )
             put_back(self, n_tokens)
             self._shorten([n_tokens] * len(self.lengths))
             self._seen -= n_tokens
@@ -177,6 +182,7 @@ class LightTransferCache(PagedCache):
         for layer in self.attention_layers:
             layer.select(rows)
         self.choice.select(rows)
+        self.finished = frozenset(at for at, row in enumerate(rows) if row in self.finished)
         self._set_lengths([self.lengths[row] for row in rows])
         self.row_bytes = [self.row_bytes[row] for row in rows]
         self.peak_row_bytes = [self.peak_row_bytes[row] for row in rows]

@@ -38,7 +38,9 @@ class DecodeChoice(LayerChoice):
     def measures(self, n_tokens: int) -> bool:
         """Whether a call of ``n_tokens`` may bring one of the last ``n_last`` tokens before a choice."""
         n_last = self._cache.settings.n_last
-        ends = ((length + n_tokens, self.due_at(row)) for row, length in enumerate(self._cache.lengths))
+        finished = self._cache.finished
+        lengths = ((row, length) for row, length in enumerate(self._cache.lengths) if row not in finished)
+        ends = ((length + n_tokens, self.due_at(row)) for row, length in lengths)
         return any(due is not None and end > due - n_last for end, due in ends)
 
     def wake_at(self, row: int) -> int:

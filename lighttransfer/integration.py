@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
+from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from .attention_function import NAME
 from .cache import LightTransferCache
@@ -21,6 +22,8 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 _CACHE_NAMES = ("cache", "past_key_values")
 #: The attribute that remembers what :func:`enable` replaced.
 _BEFORE = "_lighttransfer_before"
+#: The attribute under which a call's generation_config carries :class:`RowsThatFinish` to the prefill.
+_CRITERIA = "_lighttransfer_criteria"
 
 
 def enable(
@@ -174,6 +177,9 @@ def _prefill(
     cache = next((model_kwargs[name] for name in _CACHE_NAMES if model_kwargs.get(name) is not None), None)
     if isinstance(cache, LightTransferCache):
         cache.stop_recording()  # tokens of an earlier assisted call are final
+        criteria = getattr(generation_config, _CRITERIA, None)
+        if criteria is not None:
+            criteria.cache = cache
     if not isinstance(cache, LightTransferCache) or generation_config.prefill_chunk_size is None:
         return _original(self, "_prefill")(input_ids, generation_config, model_kwargs, *args, **kwargs)
     mask = model_kwargs.get("attention_mask")
@@ -183,6 +189,41 @@ def _prefill(
     if cache.prefill_is_open:
         cache.end_prefill()
     return outputs
+
+
+class RowsThatFinish(StoppingCriteriaList):
+    """Stopping criteria that tell the cache which rows have finished before others.
+
+    ``generate`` goes on to feed such rows with padding. Neither memory nor attention is spent on it, and above all it
+    pushes nothing out of the rings: the next turn finds the row's last tokens there.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
+        super().__init__(criteria)
+        self.cache: LightTransferCache | None = None
+        self._done: set[int] = set()
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        is_done: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
+        if self.cache is not None and self.cache.batch_size == len(is_done):
+            # The last token of a row is read in the next step like any other; only what follows it is padding.
+            before = set(self._done)
+            self._done |= {row for row, done in enumerate(is_done.tolist()) if done}
+            if len(self._done) < len(is_done):
+                self.cache.finish_rows(before)
+            else:
+                self.cache.resume_rows()
+        return is_done
+
+
+def _get_stopping_criteria(self: PreTrainedModel, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+    criteria = _original(self, "_get_stopping_criteria")(generation_config, *args, **kwargs)
+    # Rows of a beam search are exchanged, and without an end token every row goes on to sample tokens.
+    if (generation_config.num_beams or 1) > 1 or not any(hasattr(each, "eos_token_id") for each in criteria):
+        return criteria
+    criteria = RowsThatFinish(criteria)
+    setattr(generation_config, _CRITERIA, criteria)  # this call's own copy, which _prefill gets too
+    return criteria
 
 
 class TimelyDrafts:
@@ -237,5 +278,6 @@ def _tensor_parallel_group(model: PreTrainedModel) -> Any:
 _HOOKS: dict[str, Callable[..., Any]] = {
     "_prepare_cache_for_generation": _prepare_cache_for_generation,
     "_prefill": _prefill,
+    "_get_stopping_criteria": _get_stopping_criteria,
     "_get_candidate_generator": _get_candidate_generator,
 }

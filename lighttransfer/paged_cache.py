@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache
 
 from .decode_choice import DecodeChoice
 from .layers import CacheLayer, Clock
 from .memory import prompt_pages
+from .padding import read_mask
 from .pool import KVPool
 from .prompt import attend
+from .rows import Rows
 from .settings import Settings
-from .steps import Call, OpenPrefill, PromptStep, left_padding
+from .steps import Call, OpenPrefill, PromptStep
 from .supported import attention_windows
 from .undo import RecordedCall
 
 
-class PagedCache(Cache):
+class PagedCache(Rows):
     """Rows of tokens over paged pools, fed by one call of the model after the other.
 
     A call goes through :meth:`update` and :meth:`attend` once per layer. In between the keys carry their layer to the
@@ -30,7 +31,6 @@ class PagedCache(Cache):
     Attributes:
         settings: how it streams.
         competing: the layers with full attention.
-        lengths: each row's tokens, without padding.
         pools, clocks: the pages, and the lengths on the device.
         choice: which layers each row keeps.
         row_bytes, peak_row_bytes: K/V bytes of each row's pages, now and at most.
@@ -55,22 +55,17 @@ class PagedCache(Cache):
         self._clear()
 
     def _clear(self) -> None:
+        self._clear_rows()
         self.pools: dict[tuple[int, int, torch.dtype, torch.device], KVPool] = {}
-        self.clocks: dict[torch.device, Clock] = {}
-        self.lengths: list[int] = []  # real tokens of each row
         self.row_bytes: list[int] = []
         self.peak_row_bytes: list[int] = []
         self.shares_pages = False
         self.mass_n_recent = -1
         self.choice = DecodeChoice(self)
-        self._seen = 0  # columns seen: tokens, padding included
         self._prefill: OpenPrefill | None = None
         self._handed: CacheLayer | None = None  # whose keys are on their way from update() to the attention function
         self._step: PromptStep | None = None  # the call in progress; None: a decode step, or none
         self._layers_left = 0  # of the call in progress
-        self._quiet = 0  # decode steps for which the host has nothing to do
-        self._wake_at: list[int] = []  # for each row the length at which it has
-        self.recorded: list[RecordedCall] = []  # the calls since recording began, or since the last crop
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -130,7 +125,10 @@ class PagedCache(Cache):
             out = layer.decode(call)
         else:
             self._reserve(layer.pool, self._step)
-            out = attend(layer, call, self._step)
+            order = self._step.order
+            out = attend(layer, call if order is None else call.in_order(order), self._step)
+            if order is not None:
+                out = torch.empty_like(out).scatter_(1, order[:, :, None, None].expand_as(out), out)
         self._layers_left -= 1
         if self._layers_left == 0:
             self._end(call.q.shape[1])
@@ -155,9 +153,20 @@ class PagedCache(Cache):
         self._layers_left = len(self.attention_layers)
 
     def _prompt_step(self, n_tokens: int, mask: Tensor | None) -> PromptStep:
-        starts = left_padding(mask, len(self.lengths), self._seen, n_tokens)
-        step = PromptStep(n_tokens, starts, list(self.lengths))
         prefill = self._prefill
+        n_left = 0 if prefill is None else (prefill.length or 2**63) - (self._seen - prefill.columns)
+        self.resume_rows()
+        if mask is None and self._skipped:
+            raise ValueError(
+                "attention_mask must be given, got None: rows had finished before others, and what generate() went on "
+                "to read for them is padding"
+            )
+        padding = read_mask(mask, self.lengths, self._seen, n_tokens, more_follows=n_left > n_tokens)
+        if any(padding.n_void):
+            self._drop_void(padding.n_void)
+        if padding.n_sure < n_tokens:
+            self._real_from = self._seen + n_tokens - padding.n_sure
+        step = PromptStep(n_tokens, padding.starts, list(self.lengths), padding.order)
         if prefill is not None and prefill.columns == self._seen and prefill.length == n_tokens:
             self._prefill = None  # one chunk after all
         if self._prefill is not None:
@@ -182,7 +191,7 @@ class PagedCache(Cache):
         if self.records_past:
             self.recorded.append(RecordedCall(n_tokens, step is not None and (step.is_padded or bool(step.decides))))
         if step is None:
-            self.lengths = [length + 1 for length in self.lengths]
+            self.lengths = [length + (row not in self.finished) for row, length in enumerate(self.lengths)]
             for clock in self.clocks.values():
                 clock.tick()
             if self.mass_n_recent >= 0 and not self.records_past:
@@ -197,7 +206,8 @@ class PagedCache(Cache):
 
     def _prepare_decode(self) -> None:
         """The host's part of the coming decode steps: pages for their tokens, and whether they measure the layers."""
-        due = [row for row, length in enumerate(self.lengths) if length >= self._wake_at[row]]
+        rows = [row for row in range(len(self.lengths)) if row not in self.finished]
+        due = [row for row in rows if self.lengths[row] >= self._wake_at[row]]
         for layer in self.attention_layers:
             for row in due:
                 self._wake_at[row] = 0
@@ -209,33 +219,7 @@ class PagedCache(Cache):
             self.choice.forget()
         for row in due:
             self._wake_at[row] = self.choice.wake_at(row)
-        self._quiet = max(1, min(self._wake_at[row] - length for row, length in enumerate(self.lengths)))
-
-    # Taking tokens back.
-
-    @property
-    def records_past(self) -> bool:
-        """Whether calls can be taken back until the next crop."""
-        return any(layer.record_past for layer in self.attention_layers)
-
-    def _forget_calls(self) -> None:
-        self.recorded = []
-        for layer in self.attention_layers:
-            layer.undo = []
-
-    def _shorten(self, n_tokens: Sequence[int]) -> None:
-        """Counts ``n_tokens[row]`` tokens less; the rings hold what they need."""
-        self._set_lengths([length - n for length, n in zip(self.lengths, n_tokens, strict=True)])
-        for layer in self.attention_layers:
-            layer.resize(self.lengths)
-            layer.blocks.flush()
-
-    def _accept_drafts(self, n_rejected: int) -> None:
-        """All but the last ``n_rejected`` tokens stay: the rows that are due choose on these."""
-        for layer in self.competing:
-            layer.forget_last(n_rejected)
-        if self.choice.after_decode():
-            self._set_lengths(self.lengths)
+        self._quiet = max(1, min((self._wake_at[row] - self.lengths[row] for row in rows), default=1))
 
     # For layers.
 
@@ -262,12 +246,6 @@ class PagedCache(Cache):
         """Notes that the row's pages grew by ``n_bytes``."""
         self.row_bytes[row] += n_bytes
         self.peak_row_bytes[row] = max(self.peak_row_bytes[row], self.row_bytes[row])
-
-    def _set_lengths(self, lengths: list[int]) -> None:
-        self.lengths = lengths
-        for clock in self.clocks.values():
-            clock.set(lengths)
-        self._quiet, self._wake_at = 0, list(lengths)
 
     @property
     def prefill_is_open(self) -> bool:

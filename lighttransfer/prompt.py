@@ -111,7 +111,7 @@ def _attend_full(layer: CacheLayer, rows: Sequence[int], call: Call, step: Promp
     if call.sink_logit is not None:
         out, _ = apply_sink_logit(out, lse, call.sink_logit)
     if is_scored and step.keeps_queries:
-        _remember_queries(layer, rows, call, out, lse)
+        _remember_queries(layer, rows, call, out, lse, step)
     elif layer.competes and step.decides:
         cache.choice.take_fixed(layer, step)
     if is_scored and step.measures:
@@ -163,15 +163,20 @@ def _measure_drafts(layer: CacheLayer, rows: Sequence[int], call: Call, keys: Ke
         layer.remember(mass, last)
 
 
-def _remember_queries(layer: CacheLayer, rows: Sequence[int], call: Call, out: Tensor, lse: Tensor) -> None:
+def _remember_queries(
+    layer: CacheLayer, rows: Sequence[int], call: Call, out: Tensor, lse: Tensor, step: PromptStep
+) -> None:
     n_last, n_rows = layer.cache.settings.n_last, len(layer.recent)
     n = min(n_last, call.q.shape[1])
     # Clones: views would keep the whole chunk's activations alive until the prompt ends.
     last = LastQueries(call.q[:, -n:].clone(), out[:, -n:].clone(), lse[:, :, -n:].clone(), call.scale, call.sink_logit)
     if len(rows) < n_rows:  # rows whose layer is a ring already have nothing to choose; their places stay empty
         last = last.select([rows.index(row) if row in rows else 0 for row in range(n_rows)])
-    all_ = last if layer.last_queries is None else layer.last_queries.then(last)
-    layer.last_queries = all_.without_last(0, n_last)
+    if layer.last_queries is not None:
+        padding = [max(0, start - (step.n_tokens - n)) for start in step.starts]
+        n_padding = torch.tensor(padding, device=last.q.device) if any(padding) else None
+        last = layer.last_queries.then(last, n_padding)
+    layer.last_queries = last.without_last(0, n_last)
 
 
 def signal_from_cache(layer: CacheLayer, lengths: Sequence[int], n_queries: Sequence[int]) -> LayerSignal:

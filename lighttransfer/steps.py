@@ -15,7 +15,8 @@ class PromptStep:
 
     Attributes:
         n_tokens: columns of the chunk, padding included.
-        starts: each row's first real token in the chunk.
+        starts: each row's first real token in the chunk, once its padding stands at the front.
+        order: int64 ``[B, n_tokens]``, the columns in the order that brings the padding there; ``None``: it is there.
         lengths, totals: each row's real tokens before and after.
         decides: the rows whose layers are chosen in this call.
         keeps_queries: whether more of the prompt is to come, so that its last queries have to be remembered.
@@ -26,6 +27,7 @@ class PromptStep:
     n_tokens: int
     starts: list[int]
     lengths: list[int]
+    order: Tensor | None = None
     decides: list[int] = field(default_factory=list)
     keeps_queries: bool = False
     is_draft: bool = False
@@ -89,6 +91,11 @@ class Call:
     scale: float | None
     sink_logit: Tensor | None  # [H_q], see apply_sink_logit
 
+    def in_order(self, order: Tensor) -> Call:
+        """The same with every row's columns in another order, ``[B, S]``."""
+        row = torch.arange(order.shape[0], device=order.device)[:, None]
+        return Call(self.q[row, order], self.k[row, order], self.v[row, order], self.scale, self.sink_logit)
+
     def rows(self, rows: Sequence[int]) -> Call:
         """The same for some rows."""
         if len(rows) == self.q.shape[0]:
@@ -107,15 +114,19 @@ class LastQueries:
     scale: float | None
     sink_logit: Tensor | None
 
-    def then(self, later: LastQueries) -> LastQueries:
-        """These queries and later ones."""
-        return LastQueries(
-            torch.cat((self.q, later.q), dim=1),
-            torch.cat((self.out, later.out), dim=1),
-            torch.cat((self.lse, later.lse), dim=2),
-            later.scale,
-            later.sink_logit,
-        )
+    def then(self, later: LastQueries, n_padding: Tensor | None = None) -> LastQueries:
+        """These queries and later ones, without the first ``n_padding`` int64 ``[B]`` of those, which are no tokens.
+
+        Every row keeps its width: what is missing behind is filled up in front with queries that mean nothing.
+        """
+        q, out = torch.cat((self.q, later.q), dim=1), torch.cat((self.out, later.out), dim=1)
+        lse = torch.cat((self.lse, later.lse), dim=2)
+        if n_padding is not None:
+            index, shift = torch.arange(q.shape[1], device=q.device)[None], n_padding[:, None]
+            index = torch.where(index < self.q.shape[1] + shift, (index - shift).clamp_min(0), index)  # [B, n]
+            row = torch.arange(q.shape[0], device=q.device)[:, None]
+            q, out, lse = q[row, index], out[row, index], lse.transpose(1, 2)[row, index].transpose(1, 2)
+        return LastQueries(q, out, lse, later.scale, later.sink_logit)
 
     def without_last(self, n_tokens: int, n_last: int) -> LastQueries | None:
         """All but the last ``n_tokens``, of these the last ``n_last``; ``None``: nothing is left."""
@@ -144,29 +155,3 @@ class OpenPrefill:
         self.length = length
         self.columns = columns
         self.lengths = lengths
-
-
-def left_padding(mask: Tensor | None, n_rows: int, n_seen: int, n_tokens: int) -> list[int]:
-    """How many of the last ``n_tokens`` columns of the 2D ``mask`` are padding, for each row.
-
-    Raises:
-        ValueError: a mask that does not cover the tokens seen and the new ones, or with padding behind a real token.
-    """
-    if mask is None:
-        return [0] * n_rows
-    if tuple(mask.shape) != (n_rows, n_seen + n_tokens):
-        raise ValueError(
-            f"attention_mask must be [batch, tokens seen and new] = {(n_rows, n_seen + n_tokens)}, "
-            f"got {tuple(mask.shape)}"
-        )
-    chunk = mask[:, n_seen:].bool()
-    starts = n_tokens - chunk.sum(1)
-    left = torch.arange(n_tokens, device=mask.device) >= starts[:, None]
-    wrong = (chunk != left).any(1)
-    counts, bad = torch.stack((starts, wrong.long())).tolist()  # one wait for the device
-    if any(bad):
-        raise ValueError(
-            "attention_mask must be left-padded: padding stands before a row's first real token, got padding behind "
-            f"one in rows {[row for row, is_bad in enumerate(bad) if is_bad]}"
-        )
-    return [int(n) for n in counts]

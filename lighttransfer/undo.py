@@ -18,7 +18,7 @@ from . import ops
 
 if TYPE_CHECKING:
     from .layers import CacheLayer
-    from .paged_cache import PagedCache
+    from .rows import Rows
     from .steps import Keys
 
 
@@ -107,7 +107,7 @@ def _has_wrapped(layer: CacheLayer, row: int, length: int) -> bool:
     return layer.recent[row] > 0 and not layer.window.keeps_all(length)
 
 
-def is_whole(cache: PagedCache) -> bool:
+def is_whole(cache: Rows) -> bool:
     """Whether no ring has overwritten anything, so that tokens go by counting less."""
     return not any(
         layer.is_initialized and _has_wrapped(layer, row, length)
@@ -116,7 +116,7 @@ def is_whole(cache: PagedCache) -> bool:
     )
 
 
-def lost_rows(cache: PagedCache, n_tokens: Sequence[int]) -> list[int]:
+def lost_rows(cache: Rows, n_tokens: Sequence[int]) -> list[int]:
     """The rows in which a ring no longer holds what it would need without the row's last ``n_tokens[row]`` tokens."""
     return [
         row
@@ -126,7 +126,7 @@ def lost_rows(cache: PagedCache, n_tokens: Sequence[int]) -> list[int]:
     ]
 
 
-def put_back(cache: PagedCache, n_tokens: int) -> None:
+def put_back(cache: Rows, n_tokens: int) -> None:
     """Makes every ring hold what it held without the last ``n_tokens`` tokens of every row.
 
     Raises:
@@ -152,7 +152,7 @@ def put_back(cache: PagedCache, n_tokens: int) -> None:
         n_tokens -= count
 
 
-def _recorded_reach(cache: PagedCache) -> int:
+def _recorded_reach(cache: Rows) -> int:
     """How many of the last tokens the recorded calls can put back in every row."""
     wrapped = [
         layer
