@@ -119,4 +119,8 @@ def assert_chosen(cache: LightTransferCache, row: int, choice: ref.Choice) -> No
     assert (set(request.full_layers), set(request.streaming_layers)) == (choice.full, choice.streaming)
     assert request.scores.keys() == choice.scores.keys()
     for layer, score in choice.scores.items():
-        assert abs(request.scores[layer] - score) < 5e-6, f"layer {layer}: {request.scores[layer]}, reference {score}"
+        # Masses lie in [0, 1]; an output error may exceed 1, and rounding goes with its size.
+        allowed = 5e-6 * max(1.0, score)
+        assert abs(request.scores[layer] - score) < allowed, (
+            f"layer {layer}: {request.scores[layer]}, reference {score}"
+        )

@@ -239,12 +239,13 @@ def nonsink_peak(layer: LayerTrace, kept: torch.Tensor, n_sink: int) -> float:
 
 
 def output_error(layer: LayerTrace, kept: torch.Tensor, n_sink: int) -> float:
-    """Relative error of the output over the kept keys alone: mean over queries, then the largest head."""
+    """Relative error of the output over the kept keys (and the learned sink logit): mean over queries, largest head."""
     probabilities = _last_queries(layer, kept.shape[1], kept.shape[0])
     values = layer.values[:, : kept.shape[1]]
     full = probabilities @ values
     inside = probabilities * kept
-    cut = (inside / inside.sum(-1, keepdim=True)) @ values
+    sink_logit = 1.0 - probabilities.sum(-1, keepdim=True)
+    cut = (inside / (inside.sum(-1, keepdim=True) + sink_logit)) @ values
     error = (full - cut).norm(dim=-1) / cut.norm(dim=-1)
     return float(error.mean(-1).max())
 
