@@ -33,6 +33,11 @@ $(VENV)/.test: requirements/test.txt requirements/cuda.txt $(VENV)/.demo
 	$(pip) -r requirements/test.txt
 	@touch $@
 
+$(VENV)/.eval: requirements/eval.txt $(VENV)/.test
+	@echo "Installing the evaluation harness ..."
+	$(pip) -r requirements/eval.txt
+	@touch $@
+
 # ---- the package, in place ------------------------------------------------------------------------
 # .cuda: built with the CUDA kernels; .package: built for what this machine can run.
 install := $(pip) --no-build-isolation --no-deps --editable .
@@ -59,7 +64,8 @@ test: $(VENV)/.cuda lint
 	$(python) tests/simulator.py
 	OMP_NUM_THREADS=1 $(python) -m pytest -n $(workers) -m "not slow" tests
 
-test-slow: $(VENV)/.cuda
+# make test-slow  the slow tests: real models, an evaluation harness, 100,000 decode steps
+test-slow: $(VENV)/.cuda $(VENV)/.eval
 	$(python) -m pytest -m slow tests
 
 lint: $(VENV)/.test

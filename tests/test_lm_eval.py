@@ -13,7 +13,7 @@ from lighttransfer import integration
 from lighttransfer.cache import LightTransferCache
 from lighttransfer.models import ModelError, load_smollm2
 
-TASK, LENGTH, N_PROMPTS = "niah_single_1", 4096, 4
+TASK, LENGTH, N_PROMPTS = "niah_single_1", 4096, 3
 
 
 def missing() -> str:
@@ -55,18 +55,19 @@ def test_a_synthetic_task_scores_an_enabled_model(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(nltk, "download", lambda *args, **kwargs: False)
     caches: list[LightTransferCache] = []
 
-    def make_cache(*args: Any, **kwargs: Any) -> LightTransferCache:
-        caches.append(LightTransferCache(*args, **kwargs))
-        return caches[-1]
+    class RememberedCache(LightTransferCache):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            caches.append(self)
 
-    monkeypatch.setattr(integration, "LightTransferCache", make_cache)
+    monkeypatch.setattr(integration, "LightTransferCache", RememberedCache)
     transformers_own = evaluate(model, tokenizer)
     assert not caches
 
     lighttransfer.enable(model, full_layers=1.0)
     caches.clear()
     assert evaluate(model, tokenizer) == transformers_own
-    assert len(caches) == N_PROMPTS
+    assert [cache.report().requests[0].streaming_layers for cache in caches] == [[]] * N_PROMPTS
 
     lighttransfer.enable(model, full_layers=15, policy="nonsink_peak")
     caches.clear()
