@@ -145,7 +145,7 @@ class LightTransferCache(PagedCache):
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         n_tokens = -int(tokens_to_remove)
         if n_tokens and self.lengths:
-            n_real = self._seen - self._real_from
+            n_real = self._seen - max(self._real_from)
             if n_real < n_tokens:
                 raise ValueError(
                     f"tokens_to_remove must be at least {-n_real}: before these there are no tokens, or padding in "
@@ -183,6 +183,7 @@ class LightTransferCache(PagedCache):
             layer.select(rows)
         self.choice.select(rows)
         self.finished = frozenset(at for at, row in enumerate(rows) if row in self.finished)
+        self._real_from = [self._real_from[row] for row in rows]
         self._set_lengths([self.lengths[row] for row in rows])
         self.row_bytes = [self.row_bytes[row] for row in rows]
         self.peak_row_bytes = [self.peak_row_bytes[row] for row in rows]

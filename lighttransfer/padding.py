@@ -23,13 +23,13 @@ class Padding:
         starts: for each row how many of the new columns are padding.
         order: int64 ``[B, n_tokens]``: the new columns with the padding first; ``None``: so they are.
         n_void: for each row how many of its last cached tokens are padding, as it now turns out.
-        n_sure: how many of the last new columns are real tokens in every row.
+        n_sure: for each row how many of the last new columns are real tokens.
     """
 
     starts: list[int]
     order: Tensor | None
     n_void: list[int]
-    n_sure: int
+    n_sure: list[int]
 
 
 def read_mask(
@@ -43,7 +43,7 @@ def read_mask(
     """
     n_rows = len(lengths)
     if mask is None:
-        return Padding([0] * n_rows, None, [0] * n_rows, n_tokens)
+        return Padding([0] * n_rows, None, [0] * n_rows, [n_tokens] * n_rows)
     if tuple(mask.shape) != (n_rows, n_seen + n_tokens):
         raise ValueError(
             f"attention_mask must be [batch, tokens seen and new] = {(n_rows, n_seen + n_tokens)}, "
@@ -71,4 +71,4 @@ def read_mask(
             f"are padding), got {[n_real[row] for row in bad]} of {[lengths[row] for row in bad]} in rows {bad}"
         )
     order = torch.sort(new.to(torch.uint8), dim=1, stable=True).indices if any(gapped) else None
-    return Padding(starts_, order, n_void, min(sure))
+    return Padding(starts_, order, n_void, sure)

@@ -138,7 +138,7 @@ class PagedCache(Rows):
         n_rows, n_tokens = q.shape[:2]
         if not self.lengths:
             self.lengths, self.row_bytes, self.peak_row_bytes = ([0] * n_rows for _ in range(3))
-            self._wake_at = [0] * n_rows
+            self._wake_at, self._real_from = [0] * n_rows, [0] * n_rows
             self.choice.begin(n_rows)
         is_prompt = n_tokens > 1 or self._seen == 0 or self._prefill is not None
         self._step = self._prompt_step(n_tokens, mask) if is_prompt else None
@@ -164,8 +164,9 @@ class PagedCache(Rows):
         padding = read_mask(mask, self.lengths, self._seen, n_tokens, more_follows=n_left > n_tokens)
         if any(padding.n_void):
             self._drop_void(padding.n_void)
-        if padding.n_sure < n_tokens:
-            self._real_from = self._seen + n_tokens - padding.n_sure
+        for row, n_sure in enumerate(padding.n_sure):
+            if n_sure < n_tokens:
+                self._real_from[row] = self._seen + n_tokens - n_sure
         step = PromptStep(n_tokens, padding.starts, list(self.lengths), padding.order)
         if prefill is not None and prefill.columns == self._seen and prefill.length == n_tokens:
             self._prefill = None  # one chunk after all

@@ -38,7 +38,7 @@ class Rows(Cache):
         self.clocks: dict[torch.device, Clock] = {}
         self.recorded: list[RecordedCall] = []
         self._seen = 0  # columns seen: tokens, padding included
-        self._real_from = 0  # the columns from this one on are real tokens in every row
+        self._real_from: list[int] = []  # for each row, from which column on all are real tokens
         self._skipped = False  # whether decode steps have left rows alone, whose columns are padding then
         self._quiet = 0  # decode steps for which the host has nothing to do
         self._wake_at: list[int] = []  # for each row the length at which it has
@@ -64,8 +64,9 @@ class Rows(Cache):
     def resume_rows(self) -> None:
         """Every row goes on with the next call."""
         if self.finished:
+            for row in self.finished:
+                self._real_from[row] = self._seen
             self.finished = frozenset()
-            self._real_from = self._seen
             self._set_lengths(self.lengths)
 
     # Taking tokens back.
@@ -99,7 +100,7 @@ class Rows(Cache):
         self._shorten(n_void)
         self._forget_calls()
         self.choice.forget()
-        self._real_from = self._seen
+        self._real_from = [self._seen if n else begin for begin, n in zip(self._real_from, n_void, strict=True)]
 
     def _accept_drafts(self, n_rejected: int) -> None:
         """All but the last ``n_rejected`` tokens stay: the rows that are due choose on these."""
