@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -59,6 +60,7 @@ def test_two_ranks_choose_as_one(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_ends_the_run(tmp_path: Path) -> None:
+    """In the middle of an answer, while the other rank waits for its share of a sum."""
     tiny_models.build(tiny_models.llama()).save_pretrained(tmp_path / "model")
     run = launch(tmp_path, "1")
     assert run.returncode != 0
@@ -71,7 +73,13 @@ def main(folder: Path, failing_rank: str = "") -> None:
 
     model = LlamaForCausalLM.from_pretrained(folder / "model", distributed_config=DistributedConfig(tp_size=2))
     if os.environ["RANK"] == failing_rank:
-        raise RuntimeError(f"rank {failing_rank} was told to fail")
+        calls = itertools.count()
+
+        def fail(*_: object) -> None:
+            if next(calls) == 7:  # the prompt and six decode steps are done
+                raise RuntimeError(f"rank {failing_rank} was told to fail")
+
+        model.model.layers[2].register_forward_pre_hook(fail)
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(answers(model)))
 
 
