@@ -59,13 +59,12 @@ struct RetainedMassParams {
   Activation q, k;   // [B, S_q, H_q, D] the last S_q queries, [B, S_k, H_kv, D]
   const float* lse;  // [B, H_q, S_q], of those queries over all their keys
   int64_t lse_strides[3];
-  float* mass;  // [B, H_q, n_last, 2] contiguous: n_last - S_q rows of zeros come first
+  float* mass;               // [B, H_q, S_q, 2] contiguous
   const int32_t* seq_start;  // [B], in [0, S_k], nullptr: all 0
   DType dtype;
   int64_t batch, n_queries, n_keys, n_heads, n_kv_heads, head_dim;
   float scale;
   RetainedWindow window;
-  int64_t n_last;  // at least S_q
 };
 
 struct LazyRatioParams {

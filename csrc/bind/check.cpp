@@ -206,7 +206,7 @@ void Checker::row_value(const char* argument, const int32_t* values, int64_t b, 
 
 KvCache::Side Checker::cache_side(const Tensor& t, const char* argument,
                                   std::initializer_list<int64_t> sizes, ScalarType dtype) const {
-  shape(t, argument, "[n_pages or B, page_size or capacity, H_kv, D]", sizes);
+  shape(t, argument, kCacheShape, sizes);
   this->dtype(t, argument, dtype);
   unit_stride(t, argument);
   if (has_internal_overlap(t)) {

@@ -18,6 +18,8 @@ using torch::stable::Tensor;
 // A dimension's required size; kAny accepts every size.
 constexpr int64_t kAny = -1;
 constexpr int64_t kMaxHeadDim = 256;
+constexpr const char* kCacheShape = "[n_pages or B, page_size or capacity, H_kv, D]";
+constexpr int64_t kMaxPosition = INT32_MAX;  // lengths and positions lie in int32 tensors
 
 // Checks for one call of the op `op`; holds the device that all of its tensors must share.
 class Checker {

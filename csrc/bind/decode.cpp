@@ -6,8 +6,6 @@
 namespace lighttransfer::bind {
 namespace {
 
-constexpr int64_t kMaxPosition = INT32_MAX;
-
 void check_rows(const Checker& check, const StreamingDecodeParams& p) {
   for (int64_t b = 0; b < p.batch; ++b) {
     if (p.seq_len[b] < 0) continue;

@@ -7,8 +7,18 @@
 namespace lighttransfer::bind {
 namespace {
 
-constexpr int64_t kMaxPosition = INT32_MAX;
-constexpr const char* kCacheShape = "[n_pages or B, page_size or capacity, H_kv, D]";
+// For an op whose sizes are those of the caches and of seq_len.
+template <class Params>
+void check_cache(const Checker& check, const Tensor& k_cache, const Tensor& v_cache,
+                 const Tensor& seq_len, const std::optional<Tensor>& block_table, Params& p) {
+  check.shape(k_cache, "k_cache", kCacheShape, {kAny, kAny, kAny, kAny});
+  check.shape(seq_len, "seq_len", "[B]", {kAny});
+  p.batch = seq_len.size(0), p.n_kv_heads = k_cache.size(2), p.head_dim = k_cache.size(3);
+  p.dtype = check.float_dtype(k_cache, "k_cache");
+  check.head_dim("k_cache", p.head_dim);
+  p.cache = check.kv_cache(k_cache, v_cache, block_table, p.batch, p.n_kv_heads, p.head_dim);
+  p.seq_len = check.int32_vector(seq_len, "seq_len", p.batch);
+}
 
 // The pages that hold the positions [begin, end) of row b must be mapped.
 void check_pages(const Checker& check, const KvCache& cache, int64_t b, Ring ring, int64_t begin,
@@ -44,13 +54,7 @@ void compact_kv_(const Tensor& k_cache, const Tensor& v_cache, const Tensor& seq
                  const std::optional<Tensor>& rows) {
   const Checker check("compact_kv_", k_cache, "k_cache");
   CompactKvParams p{};
-  check.shape(k_cache, "k_cache", kCacheShape, {kAny, kAny, kAny, kAny});
-  check.shape(seq_len, "seq_len", "[B]", {kAny});
-  p.batch = seq_len.size(0), p.n_kv_heads = k_cache.size(2), p.head_dim = k_cache.size(3);
-  p.dtype = check.float_dtype(k_cache, "k_cache");
-  check.head_dim("k_cache", p.head_dim);
-  p.cache = check.kv_cache(k_cache, v_cache, block_table, p.batch, p.n_kv_heads, p.head_dim);
-  p.seq_len = check.int32_vector(seq_len, "seq_len", p.batch);
+  check_cache(check, k_cache, v_cache, seq_len, block_table, p);
   check.range("n_sink", n_sink, 0, kMaxPosition);
   check.range("n_recent", n_recent, 1, kMaxPosition);
   p.ring = {n_sink, n_recent};
@@ -126,13 +130,7 @@ std::tuple<Tensor, Tensor, Tensor> gather_kv(const Tensor& k_cache, const Tensor
                                              const std::optional<Tensor>& block_table) {
   const Checker check("gather_kv", k_cache, "k_cache");
   GatherKvParams p{};
-  check.shape(k_cache, "k_cache", kCacheShape, {kAny, kAny, kAny, kAny});
-  check.shape(seq_len, "seq_len", "[B]", {kAny});
-  p.batch = seq_len.size(0), p.n_kv_heads = k_cache.size(2), p.head_dim = k_cache.size(3);
-  p.dtype = check.float_dtype(k_cache, "k_cache");
-  check.head_dim("k_cache", p.head_dim);
-  p.cache = check.kv_cache(k_cache, v_cache, block_table, p.batch, p.n_kv_heads, p.head_dim);
-  p.seq_len = check.int32_vector(seq_len, "seq_len", p.batch);
+  check_cache(check, k_cache, v_cache, seq_len, block_table, p);
   p.n_recent = check.int32_vector(n_recent, "n_recent", p.batch);
   check.range("n_sink", n_sink, 0, kMaxPosition);
   check.range("max_len", max_len, 0, kMaxPosition);

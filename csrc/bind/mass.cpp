@@ -6,8 +6,6 @@
 namespace lighttransfer::bind {
 namespace {
 
-constexpr int64_t kMaxPosition = INT32_MAX;
-
 template <class Backend>
 Tensor retained_mass(const Tensor& q_last, const Tensor& k, const Tensor& lse_last, int64_t n_sink,
                      int64_t n_recent, std::optional<double> scale,
@@ -37,11 +35,10 @@ Tensor retained_mass(const Tensor& q_last, const Tensor& k, const Tensor& lse_la
     check.row_range("seq_start", p.seq_start, p.batch, 0, p.n_keys);
   }
   p.scale = check.scale(scale, p.head_dim);
-  p.n_last = p.n_queries;
   std::vector<Tensor> copies;
   if constexpr (Backend::kLoadsAligned) copies = {align_rows(q_last, p.q), align_rows(k, p.k)};
 
-  Tensor mass = new_output(q_last, {p.batch, p.n_heads, p.n_last, 2}, ScalarType::Float);
+  Tensor mass = new_output(q_last, {p.batch, p.n_heads, p.n_queries, 2}, ScalarType::Float);
   p.mass = static_cast<float*>(mass.data_ptr());
   if (mass.numel() > 0) Backend(q_last).run(p);
   return mass;

@@ -207,8 +207,8 @@ void measure(const Task& task) {
 
   for (int64_t i = 0; i < n_rows; ++i) {
     const int64_t row = task.row_begin + i;
-    const int64_t out_row = p.n_last - p.n_queries + task.query(row);
-    float* mass = p.mass + ((task.b * p.n_heads + task.head(row)) * p.n_last + out_row) * 2;
+    float* mass =
+        p.mass + ((task.b * p.n_heads + task.head(row)) * p.n_queries + task.query(row)) * 2;
     const bool empty = rows[i].lse == -INFINITY;  // a query that attends to nothing
     mass[0] = empty ? 0.0f : reduce_add(rows[i].sinks);
     mass[1] = empty ? 0.0f : reduce_add(rows[i].others);
@@ -218,10 +218,6 @@ void measure(const Task& task) {
 }  // namespace
 
 void run(const RetainedMassParams& p) {
-  const int64_t n_leading = p.n_last - p.n_queries;
-  for (int64_t i = 0; n_leading > 0 && i < p.batch * p.n_heads; ++i) {
-    std::memset(p.mass + i * p.n_last * 2, 0, n_leading * 2 * sizeof(float));
-  }
   const int64_t n_groups = p.batch * p.n_kv_heads;
   if (n_groups == 0 || p.n_queries == 0) return;
 

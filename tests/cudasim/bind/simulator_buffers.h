@@ -85,7 +85,7 @@ class Buffers {
     activation(p.q, p.dtype, p.batch, p.n_queries, p.n_heads, p.head_dim, false, "q_last");
     activation(p.k, p.dtype, p.batch, p.n_keys, p.n_kv_heads, p.head_dim, false, "k");
     lse(p.lse, p.lse_strides, p.batch, p.n_heads, p.n_queries, false, "lse_last");
-    bytes(p.mass, p.batch * p.n_heads * p.n_last * 8, true, "mass");
+    bytes(p.mass, p.batch * p.n_heads * p.n_queries * 8, true, "mass");
     vector(p.seq_start, p.batch, "seq_start");
   }
   void add(const LazyRatioParams& p) {
