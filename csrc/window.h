@@ -75,26 +75,33 @@ struct RetainedWindow {
 };
 
 // Where a layer's cache stores a position. n_recent = 0: a full layer, the ring that never wraps.
-struct Ring {
-  int64_t n_sink;
-  int64_t n_recent;
+// Int: int64_t, or uint32_t in kernels whose registers are 32 bits wide (sums of two int32 fit).
+template <class Int>
+struct RingOf {
+  Int n_sink;
+  Int n_recent;
 
   LT_HOST_DEVICE constexpr bool wraps() const { return n_recent > 0; }
 
-  LT_HOST_DEVICE constexpr int64_t slot(int64_t position) const {
+  LT_HOST_DEVICE constexpr Int slot(Int position) const {
     if (!wraps() || position < n_sink) return position;
     return n_sink + (position - n_sink) % n_recent;
   }
 
+  // Have the first of `length` tokens beyond the sinks been overwritten? Until then a token's slot
+  // is its position.
+  LT_HOST_DEVICE constexpr bool wrapped(Int length) const {
+    return wraps() && length > n_sink + n_recent;
+  }
+
   // Slots in use after `length` tokens.
-  LT_HOST_DEVICE constexpr int64_t n_slots(int64_t length) const {
-    const int64_t size = n_sink + n_recent;
-    return wraps() && length > size ? size : length;
+  LT_HOST_DEVICE constexpr Int n_slots(Int length) const {
+    return wrapped(length) ? n_sink + n_recent : length;
   }
 
   // The position that `slot` holds after `length` tokens: the largest one below `length` that maps
   // to it. `slot` must be below n_slots(length).
-  LT_HOST_DEVICE constexpr int64_t position(int64_t slot, int64_t length) const {
+  LT_HOST_DEVICE constexpr Int position(Int slot, Int length) const {
     if (!wraps() || slot < n_sink) return slot;
     return slot + (length - 1 - slot) / n_recent * n_recent;
   }
@@ -130,5 +137,6 @@ struct Ring {
     return begin > n_sink + n_recent ? begin : n_sink + n_recent;
   }
 };
+using Ring = RingOf<int64_t>;
 
 }  // namespace lighttransfer

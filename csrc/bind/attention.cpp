@@ -65,7 +65,7 @@ AttentionParams checked_params(const Checker& check, const Tensor& q, const Tens
   p.scale = check.scale(scale, p.head_dim);
   p.causal = causal;
   p.seq_start = check.int32_vector(seq_start, "seq_start", p.batch);
-  if constexpr (Backend::kReadsTensors) {
+  if (Backend::reads_tensors()) {
     check.row_range("seq_start", p.seq_start, p.batch, 0, p.n_keys);
   }
   return p;

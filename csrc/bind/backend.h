@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdlib>
 #include <type_traits>
 
 #ifndef LIGHTTRANSFER_SIMULATOR
@@ -24,7 +25,7 @@ namespace lighttransfer::bind {
 #ifndef LIGHTTRANSFER_SIMULATOR
 struct CpuBackend {
   // Lengths and indices that lie in tensors can be checked before the op runs.
-  static constexpr bool kReadsTensors = true;
+  static constexpr bool reads_tensors() { return true; }
   // Kernels load 16 bytes at a time, from aligned addresses only.
   static constexpr bool kLoadsAligned = false;
 
@@ -47,13 +48,12 @@ struct CpuBackend {
 // Makes the tensors' device current for its lifetime and launches on that device's current stream.
 class CudaBackend {
  public:
-#ifdef LIGHTTRANSFER_SIMULATOR
-  static constexpr bool kReadsTensors = true;
-#else
   // Reading a tensor would wait for the device: kernels bound-check for themselves.
-  static constexpr bool kReadsTensors = false;
+#ifdef LIGHTTRANSFER_SIMULATOR
+  static bool reads_tensors() { return std::getenv("LIGHTTRANSFER_SIM_UNCHECKED_ROWS") == nullptr; }
+#else
+  static constexpr bool reads_tensors() { return false; }
 #endif
-
   static constexpr bool kLoadsAligned = true;
 
   explicit CudaBackend(const torch::stable::Tensor& t) : launch_(t) {}

@@ -43,7 +43,7 @@ std::tuple<Tensor, Tensor, Tensor> streaming_decode(
   p.n_sink = n_sink;
   p.window = {n_sink, mass_n_recent};
   p.scale = check.scale(scale, p.head_dim);
-  if constexpr (Backend::kReadsTensors) check_rows(check, p);
+  if (Backend::reads_tensors()) check_rows(check, p);
   std::vector<Tensor> copies;
   if constexpr (Backend::kLoadsAligned) {
     check.aligned_rows(k_cache, "k_cache");

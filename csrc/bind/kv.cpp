@@ -65,7 +65,7 @@ void compact_kv_(const Tensor& k_cache, const Tensor& v_cache, const Tensor& seq
     p.rows = check.int32_vector(*rows, "rows", p.n_rows);
   }
   if (p.n_rows == 0) return;
-  if constexpr (Backend::kReadsTensors) check_rows(check, p);
+  if (Backend::reads_tensors()) check_rows(check, p);
   if (k_cache.numel() > 0) Backend(k_cache).run(p);
 }
 
@@ -103,7 +103,7 @@ void append_kv_(const Tensor& k_cache, const Tensor& v_cache, const Tensor& k, c
   check.range("n_sink", n_sink, 0, kMaxPosition);
   check.range("k.size(1)", p.n_tokens, 0, kMaxPosition);
   p.n_sink = n_sink;
-  if constexpr (Backend::kReadsTensors) check_rows(check, p);
+  if (Backend::reads_tensors()) check_rows(check, p);
   if (k.numel() > 0 && k_cache.numel() > 0) Backend(k_cache).run(p);
 }
 
@@ -135,7 +135,7 @@ std::tuple<Tensor, Tensor, Tensor> gather_kv(const Tensor& k_cache, const Tensor
   check.range("n_sink", n_sink, 0, kMaxPosition);
   check.range("max_len", max_len, 0, kMaxPosition);
   p.n_sink = n_sink, p.max_len = max_len;
-  if constexpr (Backend::kReadsTensors) check_rows(check, p);
+  if (Backend::reads_tensors()) check_rows(check, p);
 
   const auto sizes = {p.batch, max_len, p.n_kv_heads, p.head_dim};
   Tensor k = new_output(k_cache, sizes, k_cache.scalar_type());

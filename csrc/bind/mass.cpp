@@ -31,7 +31,7 @@ Tensor retained_mass(const Tensor& q_last, const Tensor& k, const Tensor& lse_la
   check.range("n_recent", n_recent, 0, kMaxPosition);
   p.window = {n_sink, n_recent};
   p.seq_start = check.int32_vector(seq_start, "seq_start", p.batch);
-  if constexpr (Backend::kReadsTensors) {
+  if (Backend::reads_tensors()) {
     check.row_range("seq_start", p.seq_start, p.batch, 0, p.n_keys);
   }
   p.scale = check.scale(scale, p.head_dim);
@@ -56,7 +56,7 @@ Tensor lazy_ratio(const Tensor& mass, const std::optional<Tensor>& n_queries) {
   p.mass = static_cast<const float*>(mass.data_ptr());
   p.batch = mass.size(0), p.n_heads = mass.size(1), p.n_last = mass.size(2);
   p.n_queries = check.int32_vector(n_queries, "n_queries", p.batch);
-  if constexpr (Backend::kReadsTensors) {
+  if (Backend::reads_tensors()) {
     check.row_range("n_queries", p.n_queries, p.batch, 0, p.n_last);
   }
   Tensor ratio = new_output(mass, {p.batch}, ScalarType::Float);

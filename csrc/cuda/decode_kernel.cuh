@@ -1,270 +1,425 @@
 // One decode step: each CTA attends one KV head's query heads to one split of one row's keys.
 //
 // Keys are the mma's M dimension and query heads its N dimension: S^T = K Q^T and O^T = V^T P^T, so
-// a group of up to 8 query heads fills an n8 tile and every K/V byte is read once. Each warp owns
-// 16 keys of a 64-key tile: it loads, scores and weighs them alone, and warps meet only at the end.
+// a group of up to 8 query heads fills an n8 tile and every K/V byte is read once. A warp scores
+// its own 32 keys of the 64-key tile; the weights then cross through shared memory, and it sums
+// its own half of head_dim over all keys. So no partial output is ever merged within a CTA.
 #pragma once
 
 #include <math_constants.h>
+
+#include <cfloat>
 
 #include "decode_rows.cuh"
 
 namespace lighttransfer::cuda {
 
-// A warp's running attention over its keys; heads 8 * tile + 2t, 2t + 1 live in lane t of a group
-// of 4.
-template <int kHeadDim, int kGroupTiles>
-struct WarpState {
-  float out[kGroupTiles][kHeadDim / 16][4] = {};  // O^T: 16 dims x 8 heads
-  float top[kGroupTiles][2];                      // maximum scaled score so far, per head
-  float sum[kGroupTiles][2] = {};                 // this lane's keys only, until the end
-  float sink[kGroupTiles][2] = {};
-  float kept[kGroupTiles][2] = {};
+// Shapes that one instantiation fixes. kHeadDim is head_dim rounded up to 64, 96, 128 or 256;
+// kGroupTiles n8 tiles hold the query heads.
+template <int kHeadDim_, int kGroupTiles_>
+struct DecodeShape {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kGroupTiles = kGroupTiles_;
+  static constexpr int kHeads = 8 * kGroupTiles;
+  static constexpr int kWarpDims = kHeadDim / kDecodeWarps;
+  using Rows = PaddedRows<kHeadDim>;
+
+  // Byte offsets in shared memory.
+  static constexpr int kWarpTile = kWarpKeys * Rows::kPitch;
+  static constexpr int kValues = kDecodeTile * Rows::kPitch;  // keys come first
+  static constexpr int kQueries = 2 * kValues;                // a copy per warp: no barrier
+  static constexpr int kWarpQueries = kHeads * Rows::kPitch;
+  static constexpr int kWeights = kQueries + kDecodeWarps * kWarpQueries;
+  static constexpr int kWeightTile = kDecodeTile * 16;                // [key][8 heads]
+  static constexpr int kTops = kWeights + kGroupTiles * kWeightTile;  // fp32 [warp][head]
+  static constexpr int kBytes = kTops + kDecodeWarps * kHeads * 4;
 };
 
-__device__ __forceinline__ float max_over_keys(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 4));
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 8));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 16));
-}
-__device__ __forceinline__ float sum_over_keys(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 4);
-  x += __shfl_xor_sync(0xffffffffu, x, 8);
-  return x + __shfl_xor_sync(0xffffffffu, x, 16);
+// Of two values per lane, one for each of the heads 2t and 2t + 1 with t = lane % 4: reduces both
+// over the eight lanes of equal t. Lanes 0 to 7 end with one head each, that of decode_place, so
+// that the second value costs one more exchange, not three.
+template <class F>
+__device__ __forceinline__ float reduce_heads(const float (&x)[2], unsigned lane,
+                                              const F& combine) {
+  const bool odd = (lane & 4) != 0;
+  float own = odd ? x[1] : x[0];
+  own = combine(own, shuffle_xor<4>(odd ? x[0] : x[1]));
+  own = combine(own, shuffle_xor<8>(own));
+  return combine(own, shuffle_xor<16>(own));
 }
 
-// Scores and weighs 16 keys: kMass also sorts their weight by the window's parts.
-template <class T, int kHeadDim, int kGroupTiles>
-__device__ __forceinline__ void attend(const StreamingDecodeParams& p, const DecodeRow& row,
-                                       int first_slot, bool first, const char* k_shared,
-                                       const char* v_shared,
-                                       const uint32_t (&q)[kGroupTiles][kHeadDim / 16][2],
-                                       WarpState<kHeadDim, kGroupTiles>& state) {
-  using Shape = DecodeShape<kHeadDim, kGroupTiles>;
-  const int lane = threadIdx.x % 32;
-  float scores[kGroupTiles][4] = {};
-  const char* k_row = k_shared + lane % 16 * Shape::kRowBytes + lane / 16 * 16;
+// A warp of a CTA, and what it carries from tile to tile.
+template <class T, class Shape>
+struct DecodeWarp {
+  static constexpr int kHeadDim = Shape::kHeadDim;
+  static constexpr int kGroupTiles = Shape::kGroupTiles;
+  using Rows = typename Shape::Rows;
+
+  const StreamingDecodeParams& p;
+  const DecodeLaunch& launch;
+  const DecodeRow& row;
+  const unsigned lane, warp;
+  const uint32_t shared;
+
+  __device__ __forceinline__ DecodeWarp(const StreamingDecodeParams& p, const DecodeLaunch& launch,
+                                        const DecodeRow& row, uint32_t shared)
+      : p(p), launch(launch), row(row), lane(threadIdx.x), warp(threadIdx.y), shared(shared) {}
+
+  // The lane's heads of each n8 tile: 2 * (lane % 4) and the next one.
+  float top[kGroupTiles][2];  // greatest score of the CTA's keys so far, times scale_log2
+  float sum[kGroupTiles][2];  // of the lane's own keys, as the next two
+  float sink[kGroupTiles][2];
+  float kept[kGroupTiles][2];
+  float out[kGroupTiles][Shape::kWarpDims / 16][4];  // O^T: 16 dims x 8 heads
+
+  // Scores, then weights: key 16 * m + 8 * half + lane / 4, head 8 * n + 2 * (lane % 4) + h is
+  // element [n][m][2 * half + h].
+  float s[kGroupTiles][kWarpKeys / 16][4];
+
+  __device__ __forceinline__ void clear() {
 #pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-    uint32_t k[4];
-    ldmatrix(k, k_row + step * 32);
+    for (int n = 0; n < kGroupTiles; ++n) {
 #pragma unroll
-    for (int n = 0; n < kGroupTiles; ++n) mma<T>(scores[n], k, q[n][step][0], q[n][step][1]);
+      for (int h = 0; h < 2; ++h) {
+        top[n][h] = -CUDART_INF_F;
+        sum[n][h] = sink[n][h] = kept[n][h] = 0.0f;
+      }
+#pragma unroll
+      for (int d = 0; d < Shape::kWarpDims / 16; ++d) {
+        out[n][d][0] = out[n][d][1] = out[n][d][2] = out[n][d][3] = 0.0f;
+      }
+    }
   }
 
-  const int slot = first_slot + lane / 4;
-  bool visible[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int s = slot + half * 8;
-    visible[half] = s < row.n_slots && (s == row.new_slot || key_address(p, row, s).valid);
+  __device__ __forceinline__ uint32_t k_tile() const { return shared + warp * Shape::kWarpTile; }
+  __device__ __forceinline__ uint32_t v_tile() const { return k_tile() + Shape::kValues; }
+  __device__ __forceinline__ uint32_t q_tile() const {
+    return shared + Shape::kQueries + warp * Shape::kWarpQueries;
   }
-  uint32_t weights[kGroupTiles][2];
+
+  // Its keys must have arrived.
+  __device__ __forceinline__ void score() {
+    const uint32_t k_lane = k_tile() + Rows::lane_rows_first(lane);
+    const uint32_t q_lane = q_tile() + Rows::lane_one_row(lane);
 #pragma unroll
-  for (int n = 0; n < kGroupTiles; ++n) {
-    float (&s)[4] = scores[n];
+    for (int n = 0; n < kGroupTiles; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = visible[i / 2] ? s[i] * p.scale : -CUDART_INF_F;
+      for (int m = 0; m < kWarpKeys / 16; ++m) {
+        s[n][m][0] = s[n][m][1] = s[n][m][2] = s[n][m][3] = 0.0f;
+      }
+    }
+    static_for<kHeadDim / 32>([&](auto pair) {
+      constexpr int kPair = pair * 64;
+      uint32_t q[kGroupTiles][4];
+      static_for<kGroupTiles>(
+          [&](auto n) { load_matrices<n * 8 * Rows::kPitch + kPair>(q[n], q_lane); });
+      static_for<kWarpKeys / 16>([&](auto m) {
+        constexpr int kRows = m * 16 * Rows::kPitch + kPair;
+        static_for<2>([&](auto step) {
+          uint32_t k[4];
+          load_matrices<kRows + step * 32>(k, k_lane);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float top = max_over_keys(fmaxf(s[h], s[h + 2]));
-      if (!first) {
-        top = fmaxf(top, state.top[n][h]);
-        const float shrink = top == -CUDART_INF_F ? 1.0f : expf(state.top[n][h] - top);
-        state.sum[n][h] *= shrink;
-        state.sink[n][h] *= shrink;
-        state.kept[n][h] *= shrink;
+          for (int n = 0; n < kGroupTiles; ++n) {
+            multiply_add<T>(s[n][m], k, q[n][2 * step], q[n][2 * step + 1]);
+          }
+        });
+      });
+    });
+  }
+
+  __device__ __forceinline__ void hide(uint32_t visible) {
 #pragma unroll
-        for (int d = 0; d < kHeadDim / 16; ++d) {
-          state.out[n][d][h] *= shrink;
-          state.out[n][d][h + 2] *= shrink;
+    for (int i = 0; i < kWarpKeys / 8; ++i) {
+      if (visible >> (i * 8 + lane / 4) & 1) continue;
+#pragma unroll
+      for (int n = 0; n < kGroupTiles; ++n) {
+        s[n][i / 2][i % 2 * 2] = s[n][i / 2][i % 2 * 2 + 1] = -CUDART_INF_F;
+      }
+    }
+  }
+
+  // The greatest score of either warp's keys, times scale_log2, for each of the lane's heads.
+  __device__ __forceinline__ void exchange_tops(float (&greatest)[kGroupTiles][2]) {
+    const uint32_t tops = shared + Shape::kTops;
+    const auto greater = [](float a, float b) { return fmaxf(a, b); };
+    static_for<kGroupTiles>([&](auto n) {
+      float own[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        own[h] = fmaxf(fmaxf(s[n][0][h], s[n][0][h + 2]), fmaxf(s[n][1][h], s[n][1][h + 2]));
+      }
+      const float reduced = reduce_heads(own, lane, greater) * launch.scale_log2;
+      if (lane < 8) {
+        store_shared<n * 32>(tops + warp * Shape::kHeads * 4 + lane * 4, __float_as_uint(reduced));
+      }
+    });
+    __syncthreads();
+    static_for<kGroupTiles>([&](auto n) {
+      constexpr int kTile = n * 8;
+      static_for<kDecodeWarps>([&](auto w) {
+        constexpr int kWarpTops = (w * Shape::kHeads + kTile) * 4;
+        static_for<2>([&](auto h) {
+          const float other = load_shared<kWarpTops + h * 16>(tops + lane % 4 * 4);
+          greatest[n][h] = w == 0 ? other : fmaxf(greatest[n][h], other);
+        });
+      });
+    });
+  }
+
+  __device__ __forceinline__ void rescale(const float (&greatest)[kGroupTiles][2]) {
+#pragma unroll
+    for (int n = 0; n < kGroupTiles; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float shrink =
+            greatest[n][h] == -CUDART_INF_F ? 1.0f : fast_exp2(top[n][h] - greatest[n][h]);
+        sum[n][h] *= shrink;
+        if (p.mass != nullptr) sink[n][h] *= shrink, kept[n][h] *= shrink;
+#pragma unroll
+        for (int d = 0; d < Shape::kWarpDims / 16; ++d) {
+          out[n][d][h] *= shrink;
+          out[n][d][h + 2] *= shrink;
         }
       }
-      state.top[n][h] = top;
-      const float base = top == -CUDART_INF_F ? 0.0f : top;
-      s[h] = expf(s[h] - base);
-      s[h + 2] = expf(s[h + 2] - base);
-      state.sum[n][h] += s[h] + s[h + 2];
     }
-    weights[n][0] = transpose8x8(Half<T>::pack(s[0], s[1]));
-    weights[n][1] = transpose8x8(Half<T>::pack(s[2], s[3]));
   }
-  if (p.mass != nullptr) {
+
+  // Scores become weights, in registers and, as operands, in shared memory.
+  template <bool kFirst>
+  __device__ __forceinline__ void weigh(uint32_t visible) {
+    if (visible != kAllKeys) hide(visible);
+    float greatest[kGroupTiles][2];
+    exchange_tops(greatest);
+    if constexpr (!kFirst) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int s = slot + half * 8;
-      const bool is_sink = s < p.window.n_sink;
-      const bool is_kept = !is_sink && row.ring.position(s, int64_t(row.length) + 1) >
-                                           row.length - p.window.n_recent;
+      for (int n = 0; n < kGroupTiles; ++n) {
+        greatest[n][0] = fmaxf(greatest[n][0], top[n][0]);
+        greatest[n][1] = fmaxf(greatest[n][1], top[n][1]);
+      }
+      rescale(greatest);
+    }
+    const uint32_t weights = shared + Shape::kWeights + warp * kWarpKeys * 16 + lane * 4;
+    static_for<kGroupTiles>([&](auto n) {
+      constexpr int kTile = n * Shape::kWeightTile;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        top[n][h] = greatest[n][h];
+        // Without a visible key the weights are 2^-inf, not 2^(-inf + inf).
+        const float base = fmaxf(top[n][h], -FLT_MAX);
+#pragma unroll
+        for (int i = 0; i < kWarpKeys / 8; ++i) {
+          float& x = s[n][i / 2][i % 2 * 2 + h];
+          x = fast_exp2(fmaf(x, launch.scale_log2, -base));
+          sum[n][h] = kFirst && i == 0 ? x : sum[n][h] + x;
+        }
+      }
+      static_for<kWarpKeys / 8>([&](auto i) {
+        store_shared<kTile + i * 128>(weights,
+                                      pack<T>(s[n][i / 2][i % 2 * 2], s[n][i / 2][i % 2 * 2 + 1]));
+      });
+    });
+  }
+
+  // Adds the weights to the masses of the window's two parts. Keys of slots from `first` on.
+  template <bool kFirst>
+  __device__ __forceinline__ void add_masses(int first) {
+#pragma unroll
+    for (int i = 0; i < kWarpKeys / 8; ++i) {
+      const int slot = first + i * 8 + lane / 4;
+      const bool is_sink = slot < p.window.n_sink;
+      const int64_t position = row.ring.position(slot, row.length + 1u);
+      const bool is_kept = !is_sink && position > row.length - p.window.n_recent;
 #pragma unroll
       for (int n = 0; n < kGroupTiles; ++n) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          state.sink[n][h] += is_sink ? scores[n][half * 2 + h] : 0.0f;
-          state.kept[n][h] += is_kept ? scores[n][half * 2 + h] : 0.0f;
+          const float weight = s[n][i / 2][i % 2 * 2 + h];
+          const bool begins = kFirst && i == 0;
+          sink[n][h] = (begins ? 0.0f : sink[n][h]) + (is_sink ? weight : 0.0f);
+          kept[n][h] = (begins ? 0.0f : kept[n][h]) + (is_kept ? weight : 0.0f);
         }
       }
     }
   }
 
-  const char* v_row = v_shared + (lane % 8 + lane / 16 * 8) * Shape::kRowBytes + lane / 8 % 2 * 16;
+  // out += V^T P^T over the tile's 64 keys: the warp's dims, all heads. Values and weights of both
+  // warps must have arrived.
+  template <bool kFirst>
+  __device__ __forceinline__ void add_values() {
+    const uint32_t v_lane =
+        shared + Shape::kValues + Rows::lane_rows_first(lane) + warp * Shape::kWarpDims * 2;
+    const uint32_t weights_lane = shared + Shape::kWeights + lane * 16;
+    if constexpr (kFirst) {
 #pragma unroll
-  for (int d = 0; d < kHeadDim / 16; ++d) {
-    uint32_t v[4];
-    ldmatrix_transposed(v, v_row + d * 32);
+      for (int n = 0; n < kGroupTiles; ++n) {
 #pragma unroll
-    for (int n = 0; n < kGroupTiles; ++n) mma<T>(state.out[n][d], v, weights[n][0], weights[n][1]);
-  }
-}
-
-// The query heads of the group as mma B fragments, zeros beyond the group and beyond head_dim.
-template <class T, int kHeadDim, int kGroupTiles>
-__device__ __forceinline__ void load_queries(const StreamingDecodeParams& p, int64_t b,
-                                             int64_t first_head, int n_heads,
-                                             uint32_t (&q)[kGroupTiles][kHeadDim / 16][2]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int n = 0; n < kGroupTiles; ++n) {
-    const int head = n * 8 + lane / 4;
-    const T* row = static_cast<const T*>(p.q.data) + b * p.q.batch_stride +
-                   (first_head + head) * p.q.head_stride + lane % 4 * 2;
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int d = step * 16 + half * 8;
-        q[n][step][half] =
-            head < n_heads && d < p.head_dim ? *reinterpret_cast<const uint32_t*>(row + d) : 0u;
+        for (int d = 0; d < Shape::kWarpDims / 16; ++d) {
+          out[n][d][0] = out[n][d][1] = out[n][d][2] = out[n][d][3] = 0.0f;
+        }
       }
     }
+    static_for<kDecodeTile / 32>([&](auto half) {
+      constexpr int kKeys = half * 32;
+      uint32_t weights[kGroupTiles][4];
+      static_for<kGroupTiles>([&](auto n) {
+        load_matrices_transposed<n * Shape::kWeightTile + kKeys * 16>(weights[n], weights_lane);
+      });
+      static_for<2>([&](auto step) {
+        constexpr int kRows = (kKeys + step * 16) * Rows::kPitch;
+        static_for<Shape::kWarpDims / 16>([&](auto d) {
+          uint32_t v[4];
+          load_matrices_transposed<kRows + d * 32>(v, v_lane);
+          const uint32_t v_t[4] = {v[0], v[2], v[1], v[3]};  // matrices, too, are transposed
+#pragma unroll
+          for (int n = 0; n < kGroupTiles; ++n) {
+            multiply_add<T>(out[n][d], v_t, weights[n][2 * step], weights[n][2 * step + 1]);
+          }
+        });
+      });
+    });
   }
-}
 
-// Merges the warps' states through shared memory and stores the split's partial.
-template <int kHeadDim, int kGroupTiles>
-__device__ __forceinline__ void store_partial(const StreamingDecodeParams& p, int64_t b,
-                                              int64_t first_head, int n_heads, char* shared,
-                                              WarpState<kHeadDim, kGroupTiles>& state) {
-  using Shape = DecodeShape<kHeadDim, kGroupTiles>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float* outs = reinterpret_cast<float*>(shared);                         // [warp][head][kOutPitch]
-  float4* states = reinterpret_cast<float4*>(shared + Shape::kOutBytes);  // [warp][head]
-  __syncthreads();  // every warp has read its keys: their memory is free
+  // Stores the split's sums: this warp's dims, and what its keys add to the weights' sums.
+  __device__ __forceinline__ void store_partial(int n_heads) const {
+    const unsigned cta = blockIdx.x * gridDim.y + blockIdx.y;
+    DecodePartial* const partials =
+        launch.partials + ((cta * kDecodeWarps + warp) * Shape::kHeads + lane);
+    float* const outs =
+        static_cast<float*>(p.workspace) + int64_t{cta} * (Shape::kHeads * kHeadDim);
+    const auto plus = [](float a, float b) { return a + b; };
 #pragma unroll
-  for (int n = 0; n < kGroupTiles; ++n) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float sum = sum_over_keys(state.sum[n][h]);
-      float sink = 0.0f, kept = 0.0f;
+    for (int n = 0; n < kGroupTiles; ++n) {
+      DecodePartial* const partial = partials + n * 8;
+      const float own_sum = reduce_heads(sum[n], lane, plus);
+      if (lane < 8) {
+        *reinterpret_cast<float2*>(&partial->top) = {(lane & 4) != 0 ? top[n][1] : top[n][0],
+                                                     own_sum};
+      }
       if (p.mass != nullptr) {
-        sink = sum_over_keys(state.sink[n][h]);
-        kept = sum_over_keys(state.kept[n][h]);
+        const float own_sink = reduce_heads(sink[n], lane, plus);
+        const float own_kept = reduce_heads(kept[n], lane, plus);
+        if (lane < 8) *reinterpret_cast<float2*>(&partial->sink) = {own_sink, own_kept};
       }
-      const int head = n * 8 + lane % 4 * 2 + h;
-      if (lane < 4) states[warp * Shape::kHeads + head] = {state.top[n][h], sum, sink, kept};
-      float* out = outs + (warp * Shape::kHeads + head) * Shape::kOutPitch + lane / 4;
+      const int head = n * 8 + lane % 4 * 2;
+      float* const to = outs + (head * kHeadDim + warp * Shape::kWarpDims + lane / 4);
 #pragma unroll
-      for (int d = 0; d < kHeadDim / 16; ++d) {
-        out[d * 16] = state.out[n][d][h];
-        out[d * 16 + 8] = state.out[n][d][h + 2];
+      for (int h = 0; h < 2; ++h) {
+        if (head + h >= n_heads) continue;
+#pragma unroll
+        for (int d = 0; d < Shape::kWarpDims / 16; ++d) {
+          to[h * kHeadDim + d * 16] = out[n][d][h];
+          to[h * kHeadDim + d * 16 + 8] = out[n][d][h + 2];
+        }
       }
     }
   }
-  __syncthreads();
+};
 
-  const int max_splits = gridDim.y;
-  float* partial_outs = static_cast<float*>(p.workspace);
-  DecodePartial* partials =
-      reinterpret_cast<DecodePartial*>(partial_outs + decode_n_partials(p) * p.head_dim);
-  const int vectors = static_cast<int>(p.head_dim) / 4;
-  for (int i = threadIdx.x; i < n_heads * vectors; i += kDecodeThreads) {
-    const int head = i / vectors, vector = i - head * vectors;
-    float4 s[kDecodeWarps];
-    float top = -CUDART_INF_F;
-#pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      s[w] = states[w * Shape::kHeads + head];
-      top = fmaxf(top, s[w].x);
-    }
-    const float base = top == -CUDART_INF_F ? 0.0f : top;
-    float sum = 0.0f, sink = 0.0f, kept = 0.0f;
-    float4 out = {};
-#pragma unroll
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      const float weight = expf(s[w].x - base);
-      sum += weight * s[w].y;
-      sink += weight * s[w].z;
-      kept += weight * s[w].w;
-      const float4 o = *reinterpret_cast<const float4*>(
-          outs + (w * Shape::kHeads + head) * Shape::kOutPitch + vector * 4);
-      out.x += weight * o.x;
-      out.y += weight * o.y;
-      out.z += weight * o.z;
-      out.w += weight * o.w;
-    }
-    const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
-    const int64_t index = (b * p.n_heads + first_head + head) * max_splits + blockIdx.y;
-    reinterpret_cast<float4*>(partial_outs + index * p.head_dim)[vector] = {
-        out.x * inverse, out.y * inverse, out.z * inverse, out.w * inverse};
-    if (vector == 0) {
-      partials[index] = {top, sum, {sink * inverse, kept * inverse}};
-    }
-  }
+// The copies of the CTA's query heads, zeros for those that the part does not have. Left to the
+// group of the first keys.
+template <class Rows, int kHeads>
+__device__ __forceinline__ void copy_queries(const StreamingDecodeParams& p, unsigned b,
+                                             unsigned first_head, int n_heads, uint32_t to,
+                                             unsigned lane,
+                                             const typename Rows::ChunkBytes& bytes) {
+  const char* q = static_cast<const char*>(p.q.data) +
+                  2 * (b * p.q.batch_stride + (first_head + Rows::row(lane)) * p.q.head_stride +
+                       Rows::col(lane));
+  const int64_t pass_bytes = 2 * Rows::kRowsPerPass * p.q.head_stride;
+  static_for<kHeads / Rows::kRowsPerPass>([&](auto pass) {
+    Rows::template copy<pass>(to, q, bytes, pass * Rows::kRowsPerPass + Rows::row(lane) < n_heads);
+    q += pass_bytes;
+  });
 }
 
-// Grid: x = rows x KV heads x groups of kHeads query heads, y = splits.
-template <class T, int kHeadDim, int kGroupTiles>
+// Grid: x = rows x KV heads x parts of kHeads query heads, y = splits. Block: 32 x kDecodeWarps.
+template <class T, class Shape>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
-    decode_split_kernel(const StreamingDecodeParams p) {
-  using Shape = DecodeShape<kHeadDim, kGroupTiles>;
-  extern __shared__ __align__(16) char shared[];
-  const int group = static_cast<int>(p.n_heads / p.n_kv_heads);
-  const int n_groups = (group + Shape::kHeads - 1) / Shape::kHeads;
-  const int part = blockIdx.x % n_groups;
-  const int pair = blockIdx.x / n_groups;
-  const DecodeRow row = decode_row(p, pair / p.n_kv_heads, pair % p.n_kv_heads);
-
-  const int keys_per_split = decode_keys_per_split(row.n_slots);
-  const int begin = blockIdx.y * keys_per_split;
+    decode_split_kernel(const StreamingDecodeParams p, const DecodeLaunch launch) {
+  using Rows = typename Shape::Rows;
+  extern __shared__ __align__(16) char shared_memory[];
+  const DecodeHeads& heads = launch.heads;
+  // Up to 8 heads are one part.
+  constexpr bool kOnePart = Shape::kGroupTiles == 1;
+  const unsigned pair = kOnePart ? blockIdx.x : blockIdx.x / static_cast<unsigned>(heads.n_parts);
+  const int part = kOnePart ? 0 : static_cast<int>(blockIdx.x) - pair * heads.n_parts;
+  const unsigned b = pair / launch.n_kv_heads;
+  const DecodeRow row(p, launch.n_sink, launch.capacity, b, pair - b * launch.n_kv_heads);
+  const bool one_tile = row.n_slots <= kDecodeTile * kDecodeMaxSplits;  // a split, that is
+  const int keys_per_split = one_tile ? kDecodeTile : decode_keys_per_split(row.n_slots);
+  const int begin = static_cast<int>(blockIdx.y) * keys_per_split;
   if (begin >= row.n_slots) return;
-  const int end = min(row.n_slots, begin + keys_per_split);
-  const int64_t first_head = row.kv_head * group + part * Shape::kHeads;
-  const int n_heads = min(Shape::kHeads, group - part * Shape::kHeads);
 
-  const int warp = threadIdx.x / 32;
-  const auto k_tile = [&](int stage) {
-    return shared + stage * 2 * Shape::kTileBytes + warp * kWarpKeys * Shape::kRowBytes;
+  DecodeWarp<T, Shape> warp(p, launch, row, opaque(shared_address(shared_memory)));
+  const unsigned lane = warp.lane;
+  const typename Rows::ChunkBytes bytes(lane, launch.head_dim);
+  const int n_heads =
+      kOnePart ? heads.group : min(Shape::kHeads, heads.group - part * Shape::kHeads);
+  copy_queries<Rows, Shape::kHeads>(p, b, row.kv_head * heads.group + part * Shape::kHeads, n_heads,
+                                    warp.q_tile() + Rows::offset(lane), lane, bytes);
+  const uint32_t k_to = warp.k_tile() + Rows::offset(lane);
+  const uint32_t v_to = warp.v_tile() + Rows::offset(lane);
+  const int64_t slot_stride = p.cache.k.slot_stride;
+  int first = begin + warp.warp * kWarpKeys;
+  uint32_t visible;
+  const auto copy_keys = [&](const auto& keys) {
+    keys.template copy<Rows>(keys.k, slot_stride, k_to, lane, bytes);
+    visible = keys.visible;
   };
-  const auto v_tile = [&](int stage) { return k_tile(stage) + Shape::kTileBytes; };
-  const int first_slot = begin + warp * kWarpKeys;
-  load_keys<T, kHeadDim>(p, row, first_slot, k_tile(0), v_tile(0));
-  const int new_offset = row.new_slot - begin;
-  if (part == 0 && new_offset >= 0 && row.new_slot < end &&
-      new_offset % kDecodeTile / kWarpKeys == warp) {
-    store_new_token<T>(p, row);
-  }
-  uint32_t q[kGroupTiles][kHeadDim / 16][2];
-  load_queries<T, kHeadDim, kGroupTiles>(p, row.b, first_head, n_heads, q);
+  find_keys<Rows>(p, row, first, lane, launch, part == 0, [&](const auto& keys) {
+    copy_keys(keys);
+    keys.template copy<Rows>(keys.v, slot_stride, v_to, lane, bytes);
+  });
 
-  WarpState<kHeadDim, kGroupTiles> state;
-#pragma unroll
-  for (int n = 0; n < kGroupTiles; ++n) state.top[n][0] = state.top[n][1] = -CUDART_INF_F;
-  int stage = 0;
-  for (int tile = begin; tile < end; tile += kDecodeTile) {
-    const int slot = tile + warp * kWarpKeys;
-    if (tile + kDecodeTile < end) {
-      load_keys<T, kHeadDim>(p, row, slot + kDecodeTile, k_tile(stage ^ 1), v_tile(stage ^ 1));
-      cute::cp_async_wait<2>();
-    } else {
-      cute::cp_async_wait<0>();
+  if (one_tile) {
+    wait_for_copies<1>();
+    __syncwarp();  // the other lanes' keys
+    warp.score();
+    warp.template weigh<true>(visible);
+    if (p.mass != nullptr) warp.template add_masses<true>(first);
+    wait_for_copies<0>();
+    __syncthreads();
+    warp.template add_values<true>();
+  } else {
+    warp.clear();
+    for (int n_more = (min(row.n_slots - begin, keys_per_split) - 1) / kDecodeTile; n_more >= 0;
+         --n_more, first += kDecodeTile) {
+      wait_for_copies<1>();
+      __syncwarp();
+      warp.score();
+      const uint32_t now_visible = visible;
+      WarpKeys<false> next{};
+      bool next_is_run = false;
+      if (n_more > 0) {
+        __syncwarp();  // all lanes have read the keys
+        find_keys<Rows>(p, row, first + kDecodeTile, lane, launch, part == 0,
+                        [&](const auto& keys) {
+                          copy_keys(keys);
+                          next = {keys.k, keys.v, keys.visible};
+                          next_is_run = keys.kIsRun;
+                        });
+      }
+      warp.template weigh<false>(now_visible);
+      if (p.mass != nullptr) warp.template add_masses<false>(first);
+      if (n_more > 0) {
+        wait_for_copies<1>();  // the values; the next keys are on their way
+      } else {
+        wait_for_copies<0>();
+      }
+      __syncthreads();
+      warp.template add_values<false>();
+      if (n_more > 0) {
+        __syncthreads();  // both warps have read the values and the weights
+        if (next_is_run) {
+          const WarpKeys<true> keys{next.k, next.v, next.visible};
+          keys.template copy<Rows>(keys.v, slot_stride, v_to, lane, bytes);
+        } else {
+          next.template copy<Rows>(next.v, slot_stride, v_to, lane, bytes);
+        }
+      }
     }
-    __syncwarp();  // the other lanes' copies
-    attend<T, kHeadDim, kGroupTiles>(p, row, slot, tile == begin, k_tile(stage), v_tile(stage), q,
-                                     state);
-    __syncwarp();  // all lanes have read before the stage is filled again
-    stage ^= 1;
   }
-  store_partial<kHeadDim, kGroupTiles>(p, row.b, first_head, n_heads, shared, state);
+  warp.store_partial(n_heads);
 }
 
 }  // namespace lighttransfer::cuda

@@ -1,136 +1,157 @@
-// What a decode CTA knows of its row, and how it brings the row's keys into shared memory.
+// What a decode CTA knows of its row, and how a warp brings keys of it into shared memory.
 #pragma once
 
 #include "decode_split.h"
-#include "warp.h"
+#include "padded_rows.cuh"
 
 namespace lighttransfer::cuda {
 
-constexpr int kDecodeWarps = 4;
 constexpr int kDecodeThreads = 32 * kDecodeWarps;
-constexpr int kWarpKeys = 16;
-constexpr int kDecodeStages = 2;
+constexpr int kWarpKeys = kDecodeTile / kDecodeWarps;
+static_assert(kWarpKeys == 32, "a lane for each key");
+constexpr uint32_t kAllKeys = ~0u;
 
-// Shapes that one instantiation fixes. kHeadDim is head_dim rounded up to 64, 96, 128 or 256;
-// kGroupTiles n8 tiles hold the query heads.
-template <int kHeadDim, int kGroupTiles>
-struct DecodeShape {
-  static constexpr int kHeads = 8 * kGroupTiles;
-  // An odd number of 16-byte chunks: eight rows of a matrix start in eight different bank groups.
-  static constexpr int kRowBytes = kHeadDim * 2 + 16;
-  static constexpr int kTileBytes = kDecodeTile * kRowBytes;
-  static constexpr int kKvBytes = kDecodeStages * 2 * kTileBytes;
-  // fp32 rows of the warps' partial outs, padded so that an accumulator's stores spread over banks.
-  static constexpr int kOutPitch = kHeadDim + 4;
-  static constexpr int kOutBytes = kDecodeWarps * kHeads * kOutPitch * 4;
-  static constexpr int kStateBytes = kDecodeWarps * kHeads * 4 * 4;
-  static constexpr int kSharedBytes =
-      kKvBytes > kOutBytes + kStateBytes ? kKvBytes : kOutBytes + kStateBytes;
+// What a launch derives from its params, once for all CTAs.
+struct DecodeLaunch {
+  DecodeHeads heads;
+  unsigned n_kv_heads, n_sink;
+  int head_dim;
+  uint32_t capacity;        // slots that a row can address
+  int has_runs;             // no 32 keys from a multiple of 32 on cross a page, and
+  int64_t v_from_k;         // keys and values have the same strides: bytes from one to the other
+  float scale_log2;         // softmax_scale * log2(e)
+  DecodePartial* partials;  // in the workspace
 };
 
-// What a CTA knows of its row.
 struct DecodeRow {
-  int64_t b, kv_head;
-  int length;    // tokens cached before this one: the new token's position
+  unsigned b, kv_head;
+  int length;    // tokens cached before this one: the new token's position; below 0: no row
   int n_slots;   // slots attended, the new token's included
-  int new_slot;  // where the new token goes; -1: the cache has no room for it
-  Ring ring;
+  int new_slot;  // where the new token goes: beyond n_slots if the cache has no room for it
+  RingOf<uint32_t> ring;
+
+  __device__ __forceinline__ DecodeRow(const StreamingDecodeParams& p, unsigned n_sink,
+                                       uint32_t capacity, unsigned b, unsigned kv_head)
+      : b(b),
+        kv_head(kv_head),
+        length(p.seq_len[b]),
+        ring{n_sink, static_cast<uint32_t>(p.n_recent[b])} {
+    const bool wrapped = ring.wrapped(length + 1u);
+    n_slots = length < 0 ? 0 : min(wrapped ? ring.n_slots(length + 1u) : length + 1u, capacity);
+    new_slot = wrapped ? ring.slot(length) : length;
+  }
 };
 
-__device__ __forceinline__ DecodeRow decode_row(const StreamingDecodeParams& p, int64_t b,
-                                                int64_t kv_head) {
-  DecodeRow row{b, kv_head, p.seq_len[b], 0, -1, p.ring(b)};
-  if (row.length < 0) return row;
-  const int64_t capacity = p.cache.capacity();
-  const int64_t slot = row.ring.slot(row.length);
-  const int64_t n_slots = row.ring.n_slots(int64_t(row.length) + 1);
-  row.n_slots = static_cast<int>(n_slots < capacity ? n_slots : capacity);
-  if (slot < capacity) row.new_slot = static_cast<int>(slot);
-  return row;
-}
+// Where a warp's 32 keys and values come from. kRun: the keys follow each other in memory, all of
+// them visible, and k and v are the lane's first chunk of the first pass. Else k and v are the row
+// of the lane's own key, and `visible` has a bit for each key.
+template <bool kRun>
+struct WarpKeys {
+  static constexpr bool kIsRun = kRun;
 
-// Where a warp's 16 keys lie: offsets into k and v of the first one where they share a page (the
-// usual case), else each key asks for itself.
-struct KeyAddress {
-  int64_t k, v;
-  bool valid;
-};
+  const char *k, *v;
+  uint32_t visible;
 
-__device__ __forceinline__ KeyAddress key_address(const StreamingDecodeParams& p,
-                                                  const DecodeRow& row, int slot) {
-  const KvCache& c = p.cache;
-  int64_t page = row.b;
-  int in_page = slot;
-  bool valid = slot < row.n_slots;
-  if (c.block_table != nullptr) {
-    const int page_size = static_cast<int>(c.page_size);
-    const int index = slot / page_size;
-    in_page = slot - index * page_size;
-    page = valid ? c.block_table[row.b * c.table_stride + index] : 0;
-    valid = valid && page >= 0 && page < c.n_pages;
-  }
-  return {page * c.k.page_stride + in_page * c.k.slot_stride + row.kv_head * c.k.head_stride,
-          page * c.v.page_stride + in_page * c.v.slot_stride + row.kv_head * c.v.head_stride,
-          valid};
-}
-
-// Starts the copies of a warp's 16 keys. Lanes lie as 8 rows x 4 chunks, rows paired four apart, so
-// that each quarter of the warp writes eight different bank groups.
-template <class T, int kHeadDim>
-__device__ __forceinline__ void load_keys(const StreamingDecodeParams& p, const DecodeRow& row,
-                                          int first_slot, char* k_shared, char* v_shared) {
-  using Shape = DecodeShape<kHeadDim, 1>;
-  const int lane = threadIdx.x % 32;
-  const int pair = lane / 4;
-  const int key_in_8 = (pair >> 1) | ((pair & 1) << 2);
-  const int chunk = lane % 4;
-  const T* k_new =
-      static_cast<const T*>(p.k.data) + row.b * p.k.batch_stride + row.kv_head * p.k.head_stride;
-  const T* v_new =
-      static_cast<const T*>(p.v.data) + row.b * p.v.batch_stride + row.kv_head * p.v.head_stride;
-  const T* sources[2][2];
-  bool valid[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int slot = first_slot + half * 8 + key_in_8;
-    const KeyAddress at = key_address(p, row, slot);
-    const bool is_new = slot == row.new_slot;
-    valid[half] = at.valid || (is_new && slot < row.n_slots);
-    sources[half][0] = is_new ? k_new : static_cast<const T*>(p.cache.k.data) + at.k;
-    sources[half][1] = is_new ? v_new : static_cast<const T*>(p.cache.v.data) + at.v;
-  }
-#pragma unroll
-  for (int side = 0; side < 2; ++side) {
-    char* shared = (side == 0 ? k_shared : v_shared) + key_in_8 * Shape::kRowBytes + chunk * 16;
-#pragma unroll
-    for (int c = 0; c < kHeadDim / 32; ++c) {
-      const bool in_head = c * 32 + chunk * 8 < p.head_dim;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        copy_async(shared + half * 8 * Shape::kRowBytes + c * 64,
-                   in_head ? sources[half][side] + c * 32 + chunk * 8 : sources[half][side],
-                   valid[half] && in_head);
+  // Starts the copies of the keys (from = k) or values (v) and ends their group. slot_stride: of
+  // both, in a run.
+  template <class Rows>
+  __device__ __forceinline__ void copy(const char* from, int64_t slot_stride, uint32_t to,
+                                       unsigned lane,
+                                       const typename Rows::ChunkBytes& bytes) const {
+    constexpr int kPasses = kWarpKeys / Rows::kRowsPerPass;
+    const int64_t pass_bytes = 2 * Rows::kRowsPerPass * slot_stride;
+    static_for<kPasses>([&](auto pass) {
+      if constexpr (kRun) {
+        Rows::template copy<pass>(to, from, bytes);
+        from += pass_bytes;
+      } else {
+        const int key = pass * Rows::kRowsPerPass + Rows::row(lane);
+        const char* row = from_lane(from, key);
+        Rows::template copy<pass>(to, row + 2 * Rows::col(lane), bytes, visible >> key & 1);
       }
-    }
-    cute::cp_async_fence();
+    });
+    commit_copies();
   }
+
+  static __device__ __forceinline__ const char* from_lane(const char* pointer, unsigned lane) {
+    return reinterpret_cast<const char*>(
+        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(pointer), lane));
+  }
+};
+
+// Address of a slot's key or value.
+__device__ __forceinline__ char* cache_slot(const KvCache::Side& side, int64_t page, unsigned slot,
+                                            unsigned kv_head) {
+  return static_cast<char*>(side.data) +
+         2 * (page * side.page_stride + slot * side.slot_stride + kv_head * side.head_stride);
 }
 
-// The warp that holds the new token's slot also stores it in the cache.
-template <class T>
-__device__ __forceinline__ void store_new_token(const StreamingDecodeParams& p,
-                                                const DecodeRow& row) {
-  const KeyAddress at = key_address(p, row, row.new_slot);
-  const int d = threadIdx.x % 32 * 8;
-  if (!at.valid || d >= p.head_dim) return;
-  const auto store = [&](const Activation& from, const KvCache::Side& to, int64_t offset) {
-    const T* source = static_cast<const T*>(from.data) + row.b * from.batch_stride +
-                      row.kv_head * from.head_stride + d;
-    *reinterpret_cast<uint4*>(static_cast<T*>(to.data) + offset + d) =
-        *reinterpret_cast<const uint4*>(source);
-  };
-  store(p.k, p.cache.k, at.k);
-  store(p.v, p.cache.v, at.v);
+__device__ __forceinline__ const char* new_token(const Activation& x, const DecodeRow& row) {
+  return static_cast<const char*>(x.data) +
+         2 * (row.b * x.batch_stride + row.kv_head * x.head_stride);
+}
+
+// Keys that end beyond the row, cross pages or include the new token: each lane looks one up. The
+// new token is read from where it came, and stored in its slot on the way if `stores`.
+__device__ __forceinline__ WarpKeys<false> find_single_keys(const StreamingDecodeParams& p,
+                                                            const DecodeRow& row, int first,
+                                                            unsigned lane, bool stores) {
+  const KvCache& c = p.cache;
+  const unsigned slot = first + lane;
+  const bool exists = static_cast<int>(slot) < row.n_slots;
+  int64_t page = row.b;
+  unsigned in_page = slot;
+  bool mapped = exists;
+  if (c.block_table != nullptr) {
+    const unsigned page_size = static_cast<unsigned>(c.page_size);
+    const unsigned index = slot / page_size;
+    in_page = slot - index * page_size;
+    page = exists ? c.block_table[row.b * c.table_stride + index] : 0;
+    mapped = exists && page >= 0 && page < c.n_pages;
+  }
+  const char* k = cache_slot(c.k, page, in_page, row.kv_head);
+  const char* v = cache_slot(c.v, page, in_page, row.kv_head);
+  const int owner = row.new_slot - first;
+  const bool is_new = static_cast<int>(lane) == owner;
+  const char* const k_new = new_token(p.k, row);
+  const char* const v_new = new_token(p.v, row);
+  if (stores && owner >= 0 && owner < kWarpKeys) {
+    auto* k_to = const_cast<char*>(WarpKeys<false>::from_lane(k, owner));
+    auto* v_to = const_cast<char*>(WarpKeys<false>::from_lane(v, owner));
+    if (__shfl_sync(~0u, mapped, owner) && lane * 8 < p.head_dim) {
+      reinterpret_cast<uint4*>(k_to)[lane] = reinterpret_cast<const uint4*>(k_new)[lane];
+      reinterpret_cast<uint4*>(v_to)[lane] = reinterpret_cast<const uint4*>(v_new)[lane];
+    }
+  }
+  const bool visible = mapped || (is_new && exists);
+  return {is_new ? k_new : k, is_new ? v_new : v, __ballot_sync(~0u, visible)};
+}
+
+// Calls f with the WarpKeys of the 32 keys from `first` on.
+template <class Rows, class F>
+__device__ __forceinline__ void find_keys(const StreamingDecodeParams& p, const DecodeRow& row,
+                                          int first, unsigned lane, const DecodeLaunch& launch,
+                                          bool stores, const F& f) {
+  const KvCache& c = p.cache;
+  const bool has_new =
+      static_cast<unsigned>(row.new_slot - first) < static_cast<unsigned>(kWarpKeys);
+  bool run = first + kWarpKeys <= row.n_slots && !has_new && launch.has_runs != 0;
+  int64_t page = row.b;
+  unsigned slot = first;
+  if (run && c.block_table != nullptr) {
+    const unsigned page_size = static_cast<unsigned>(c.page_size);
+    const unsigned index = slot / page_size;
+    slot -= index * page_size;
+    page = c.block_table[row.b * c.table_stride + index];
+    run = page >= 0 && page < c.n_pages;
+  }
+  if (run) {
+    slot += Rows::row(lane);
+    const char* k = cache_slot(c.k, page, slot, row.kv_head) + 2 * Rows::col(lane);
+    f(WarpKeys<true>{k, k + launch.v_from_k, kAllKeys});
+  } else {
+    f(find_single_keys(p, row, first, lane, stores));
+  }
 }
 
 }  // namespace lighttransfer::cuda

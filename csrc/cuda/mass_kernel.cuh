@@ -5,7 +5,7 @@
 #include <math_constants.h>
 
 #include "../params.h"
-#include "warp.h"
+#include "padded_rows.cuh"
 
 namespace lighttransfer::cuda {
 
@@ -17,9 +17,8 @@ constexpr int kMassStages = 2;
 
 template <int kHeadDim>
 struct MassShape {
-  // An odd number of 16-byte chunks: eight rows of a matrix start in eight different bank groups.
-  static constexpr int kRowBytes = kHeadDim * 2 + 16;
-  static constexpr int kTileBytes = kMassKeys * kRowBytes;
+  using Rows = PaddedRows<kHeadDim>;
+  static constexpr int kTileBytes = kMassKeys * Rows::kPitch;
   static constexpr int kSharedBytes = kMassStages * kTileBytes;
 };
 
@@ -36,30 +35,21 @@ __device__ __forceinline__ MassRow mass_row(const RetainedMassParams& p, int64_t
   return {query, kv_head * group + (index - query * group), query < p.n_queries};
 }
 
-// Starts the copy of a tile of kept keys; each warp brings 16 of them. Lanes lie as 8 rows x 4
-// chunks, rows paired four apart, so that each quarter of a warp writes eight bank groups.
-template <class T, int kHeadDim>
-__device__ __forceinline__ void load_kept_keys(const RetainedMassParams& p, const T* keys,
+// Starts the copy of a tile of kept keys; each warp brings 16 of them.
+template <class Rows>
+__device__ __forceinline__ void load_kept_keys(const char* keys, int64_t token_bytes,
                                                const KeptPositions& kept, int64_t first,
-                                               char* shared) {
-  using Shape = MassShape<kHeadDim>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int pair = lane / 4, chunk = lane % 4;
-  const int key = warp * 16 + ((pair >> 1) | ((pair & 1) << 2));
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t index = first + key + half * 8;
-    const bool valid = index < kept.size();
-    const T* source = keys + (valid ? kept[index] : 0) * p.k.token_stride;
-    char* row = shared + (key + half * 8) * Shape::kRowBytes + chunk * 16;
-#pragma unroll
-    for (int c = 0; c < kHeadDim / 32; ++c) {
-      const int d = c * 32 + chunk * 8;
-      const bool in_head = d < p.head_dim;
-      copy_async(row + c * 64, in_head ? source + d : source, valid && in_head);
-    }
-  }
-  cute::cp_async_fence();
+                                               uint32_t shared,
+                                               const typename Rows::ChunkBytes& bytes) {
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t to = shared + warp * 16 * Rows::kPitch + Rows::offset(lane);
+  static_for<16 / Rows::kRowsPerPass>([&](auto pass) {
+    const int64_t index = first + warp * 16 + pass * Rows::kRowsPerPass + Rows::row(lane);
+    const bool exists = index < kept.size();
+    const char* row = keys + (exists ? kept[index] : 0) * token_bytes;
+    Rows::template copy<pass>(to, row + 2 * Rows::col(lane), bytes, exists);
+  });
+  commit_copies();
 }
 
 // The warp's 16 rows of q as mma A fragments, zeros where there is no row or no dimension.
@@ -89,7 +79,9 @@ template <class T, int kHeadDim>
 __global__ void __launch_bounds__(kMassThreads, 1)
     retained_mass_kernel(const RetainedMassParams p) {
   using Shape = MassShape<kHeadDim>;
-  extern __shared__ __align__(16) char shared[];
+  using Rows = typename Shape::Rows;
+  extern __shared__ __align__(16) char shared_memory[];
+  const uint32_t shared = shared_address(shared_memory);
   const int64_t n_rows = p.n_queries * (p.n_heads / p.n_kv_heads);
   const int n_tiles = static_cast<int>((n_rows + kMassRows - 1) / kMassRows);
   const int row_tile = blockIdx.x % n_tiles;
@@ -102,8 +94,11 @@ __global__ void __launch_bounds__(kMassThreads, 1)
   const int64_t length = p.n_keys - start;  // the row's real tokens
   const KeptPositions kept{0, p.window.n_sink < length ? p.window.n_sink : length,
                            p.window.recent_begin(length), length};
-  const T* keys = static_cast<const T*>(p.k.data) + b * p.k.batch_stride +
-                  start * p.k.token_stride + kv_head * p.k.head_stride;
+  const char* keys =
+      static_cast<const char*>(p.k.data) +
+      2 * (b * p.k.batch_stride + start * p.k.token_stride + kv_head * p.k.head_stride);
+  const int64_t token_bytes = 2 * p.k.token_stride;
+  const typename Rows::ChunkBytes bytes(lane, static_cast<int>(p.head_dim));
 
   MassRow rows[2];
   float base[2];  // lse; +inf for a row without keys, whose weights are then 0
@@ -120,7 +115,7 @@ __global__ void __launch_bounds__(kMassThreads, 1)
     position[half] = length - p.n_queries + r.query;
   }
   uint32_t q[kHeadDim / 16][4];
-  if (kept.size() > 0) load_kept_keys<T, kHeadDim>(p, keys, kept, 0, shared);
+  if (kept.size() > 0) load_kept_keys<Rows>(keys, token_bytes, kept, 0, shared, bytes);
   load_mass_queries<T, kHeadDim>(p, b, rows, q);
 
   float mass[2][2] = {};  // [half][sinks, other kept keys]
@@ -128,25 +123,23 @@ __global__ void __launch_bounds__(kMassThreads, 1)
   for (int64_t first = 0; first < kept.size(); first += kMassKeys) {
     const bool more = first + kMassKeys < kept.size();
     if (more) {
-      load_kept_keys<T, kHeadDim>(p, keys, kept, first + kMassKeys,
-                                  shared + (stage ^ 1) * Shape::kTileBytes);
-      cute::cp_async_wait<1>();
+      load_kept_keys<Rows>(keys, token_bytes, kept, first + kMassKeys,
+                           shared + (stage ^ 1) * Shape::kTileBytes, bytes);
+      wait_for_copies<1>();
     } else {
-      cute::cp_async_wait<0>();
+      wait_for_copies<0>();
     }
     __syncthreads();
-    const char* tile = shared + stage * Shape::kTileBytes +
-                       (lane % 8 + lane / 16 * 8) * Shape::kRowBytes + lane / 8 % 2 * 16;
-#pragma unroll
-    for (int n = 0; n < kMassKeys / 16; ++n) {
+    const uint32_t tile = shared + stage * Shape::kTileBytes + Rows::lane_columns_first(lane);
+    static_for<kMassKeys / 16>([&](auto n) {
+      constexpr int kRows = n * 16 * Rows::kPitch;
       float scores[2][4] = {};
-#pragma unroll
-      for (int step = 0; step < kHeadDim / 16; ++step) {
+      static_for<kHeadDim / 16>([&](auto step) {
         uint32_t k[4];
-        ldmatrix(k, tile + n * 16 * Shape::kRowBytes + step * 32);
-        mma<T>(scores[0], q[step], k[0], k[1]);
-        mma<T>(scores[1], q[step], k[2], k[3]);
-      }
+        load_matrices<kRows + step * 32>(k, tile);
+        multiply_add<T>(scores[0], q[step], k[0], k[1]);
+        multiply_add<T>(scores[1], q[step], k[2], k[3]);
+      });
       // Most keys are no sinks and lie before every query: no test per key.
       const int64_t index = first + n * 16;
       const bool plain = index >= kept.sink_end && index + 15 < kept.size() &&
@@ -156,7 +149,7 @@ __global__ void __launch_bounds__(kMassThreads, 1)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int half = i / 2;
-          const float weight = exp_approx(fmaf(scores[m][i], p.scale, -base[half]));
+          const float weight = fast_exp(fmaf(scores[m][i], p.scale, -base[half]));
           if (plain) {
             mass[half][1] += weight;
             continue;
@@ -168,7 +161,7 @@ __global__ void __launch_bounds__(kMassThreads, 1)
           mass[half][1] += sink ? 0.0f : weight;
         }
       }
-    }
+    });
     __syncthreads();  // all warps have read the stage before it is filled again
     stage ^= 1;
   }
@@ -178,8 +171,8 @@ __global__ void __launch_bounds__(kMassThreads, 1)
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       float& m = mass[half][part];
-      m += __shfl_xor_sync(0xffffffffu, m, 1);
-      m += __shfl_xor_sync(0xffffffffu, m, 2);
+      m += shuffle_xor<1>(m);
+      m += shuffle_xor<2>(m);
     }
     const MassRow& r = rows[half];
     if (lane % 4 == 0 && r.valid) {

@@ -50,11 +50,22 @@ struct SmemTile {
   }
 };
 
+// The first `bytes` (0 or 16) from global memory, then zeros; offsets are immediates.
+template <int kTo = 0, int kFrom = 0>
 __device__ __forceinline__ void copy_16_bytes_async(uint32_t destination, const char* source,
-                                                    bool valid) {
-  const int source_bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(destination),
-               "l"(source), "r"(source_bytes));
+                                                    int bytes) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0 + %3], [%1 + %4], 16, %2;\n" ::"r"(destination),
+      "l"(source), "r"(bytes), "n"(kTo), "n"(kFrom));
+}
+
+// Ends a group of copies; wait_for_copies<n>() leaves the n youngest groups on their way.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
 // All copies that this thread has begun. Its own only: a barrier makes them everybody's.
@@ -96,7 +107,7 @@ struct TileCopy {
       for (int block = 0; block < Tile::kBlocks; ++block) {
         const int column = block * Tile::kBlockCols;
         copy_16_bytes_async(destination + Tile::offset_of(pass * kRowsPerPass, column),
-                            source + 2 * column, first_col + column < head_dim);
+                            source + 2 * column, first_col + column < head_dim ? 16 : 0);
       }
     }
   }
@@ -112,7 +123,7 @@ struct TileCopy {
       for (int block = 0; block < Tile::kBlocks; ++block) {
         const int column = block * Tile::kBlockCols;
         copy_16_bytes_async(destination + Tile::offset_of(pass * kRowsPerPass, column),
-                            source + 2 * column, exists && col + column < head_dim);
+                            source + 2 * column, exists && col + column < head_dim ? 16 : 0);
       }
     }
   }

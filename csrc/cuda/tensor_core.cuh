@@ -15,6 +15,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The value, of which the compiler knows nothing: it stays in a register.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // threadIdx.x, read again. What derives from it is then computed where it is used, rather than kept
 // in registers through loops that have none left.
 __device__ __forceinline__ uint32_t thread_anew() {
@@ -23,8 +29,16 @@ __device__ __forceinline__ uint32_t thread_anew() {
   return id;
 }
 
+// Loads and stores of shared memory at an address plus an immediate.
+template <int kOffset = 0>
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
-  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(word) : "memory");
+  asm volatile("st.shared.b32 [%0 + %2], %1;\n" ::"r"(address), "r"(word), "n"(kOffset) : "memory");
+}
+template <int kOffset>
+__device__ __forceinline__ float load_shared(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1 + %2];\n" : "=f"(x) : "r"(address), "n"(kOffset));
+  return x;
 }
 
 // Calls f(0), ..., f(kCount - 1) with constants, for what must be known when an instruction is
@@ -35,6 +49,14 @@ __device__ __forceinline__ void static_for(const F& f) {
     f(std::integral_constant<int, kI>{});
     static_for<kCount, kI + 1>(f);
   }
+}
+
+// The value of the lane that differs in the bits of kLanes.
+template <int kLanes>
+__device__ __forceinline__ float shuffle_xor(float x) {
+  float y;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;\n" : "=f"(y) : "f"(x), "n"(kLanes));
+  return y;
 }
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
@@ -80,6 +102,11 @@ __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
   return y;
+}
+
+// exp(x). Of a difference of scores, which loses nothing to the change of base.
+__device__ __forceinline__ float fast_exp(float x) {
+  return fast_exp2(x * 1.4426950408889634f);
 }
 
 }  // namespace lighttransfer::cuda
