@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .cache import CacheLength
+from .cache import NO_MASK, CacheLength
 from .layers import CacheLayer
 from .steps import Call
 
@@ -38,11 +38,12 @@ def lighttransfer_attention(
     Raises:
         ValueError: what the kernels cannot do: attention weights, dropout, capped scores, position biases, other masks.
     """
-    if torch.compiler.is_compiling():  # lengths and pages are the host's business, which no graph should freeze
-        return _untraced_attention(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     layer: CacheLayer | None = getattr(key, "lighttransfer_layer", None)
     if layer is None:
         return _dense_attention(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    if torch.compiler.is_compiling() and not layer.cache.decoding.is_open:
+        # Lengths, pages and choices are the host's business, which no graph should freeze.
+        return _untraced_attention(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     _refuse(module, dropout, attention_mask, kwargs)
     call = Call(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scaling, kwargs.get("s_aux"))
     return layer.cache.attend(layer, call, attention_mask), None
@@ -119,7 +120,11 @@ def lighttransfer_mask(
             use_vmap=use_vmap,
             **kwargs,
         )
-    if use_vmap or not allow_is_causal_skip:
+    if kv_length is NO_MASK:
+        return None
+    # A single query sees every key before it whatever is laid over the causal mask; only a function of one's own could
+    # hide some. (transformers forbids the skip for single queries of a cache that it compiles.)
+    if use_vmap or not (allow_is_causal_skip or q_length == 1):
         raise ValueError(
             "attention_mask must be a padding mask with a LightTransferCache: bidirectional blocks (images), packed "
             "sequences and mask overlays are not supported"

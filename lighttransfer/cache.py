@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ from .undo import is_whole, put_back
 
 class CacheLength(int):
     """A key length that comes from a :class:`LightTransferCache`: how the mask function recognises one."""
+
+
+#: The key length of a decode step that the host does not see: such a step needs no mask.
+NO_MASK = CacheLength(0)
 
 
 class LightTransferCache(PagedCache):
@@ -87,16 +92,26 @@ class LightTransferCache(PagedCache):
         for layer in copy_.attention_layers:
             layer.belong_to(copy_)
         copy_.choice.belong_to(copy_)
+        copy_.decoding.belong_to(copy_)
         return copy_
 
     # What transformers asks.
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen, padding included."""
+    def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:  # type: ignore[override]
+        """Tokens seen, padding included; inside :meth:`decode_step` as int64 ``[]`` on the device, because an int would
+        be frozen in a graph."""
+        if self.decoding.is_open:
+            return self.attention_layers[0].clock.n_seen
         return self._seen
 
-    @torch.compiler.disable  # dynamo cannot make an int of another class
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        if self.decoding.is_open:
+            return NO_MASK, 0
+        sizes: tuple[int, int] = self._mask_sizes(query_length)
+        return sizes
+
+    @torch.compiler.disable  # dynamo cannot make an int of another class
+    def _mask_sizes(self, query_length: int) -> tuple[int, int]:
         return CacheLength(self._seen + query_length), 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -152,8 +167,9 @@ class LightTransferCache(PagedCache):
                     f"some row, got {-n_tokens}"
                 )
             put_back(self, n_tokens)
-            self._shorten([n_tokens] * len(self.lengths))
             self._seen -= n_tokens
+            self.decoding.reserved = [0] * len(self.lengths)
+            self._shorten([n_tokens] * len(self.lengths))
         self._forget_calls()
         if self.records_past and self.lengths:
             self._accept_drafts(n_tokens)
@@ -179,11 +195,13 @@ class LightTransferCache(PagedCache):
     def _select(self, rows: list[int]) -> None:
         if not self.lengths or rows == list(range(len(self.lengths))):
             return
+        self.decoding.collect()
         for layer in self.attention_layers:
             layer.select(rows)
         self.choice.select(rows)
         self.finished = frozenset(at for at, row in enumerate(rows) if row in self.finished)
         self._real_from = [self._real_from[row] for row in rows]
+        self.decoding.select(rows)
         self._set_lengths([self.lengths[row] for row in rows])
         self.row_bytes = [self.row_bytes[row] for row in rows]
         self.peak_row_bytes = [self.peak_row_bytes[row] for row in rows]
@@ -191,6 +209,44 @@ class LightTransferCache(PagedCache):
             self._prefill.lengths = [self._prefill.lengths[row] for row in rows]
         self.shares_pages = True
         self._forget_calls()  # what was recorded belongs to rows as they stood
+
+    # Decode steps that Python does not run: compiled ones, CUDA graphs.
+
+    def reserve(self, n_tokens: int) -> None:
+        """Maps the pages of each row's next ``n_tokens`` tokens now.
+
+        Without it a page is mapped before the decode step that needs it. Reserved pages count as held until the tokens
+        come; :meth:`crop`, :meth:`reset` and ``reserve(0)`` give them back. After ``reserve`` the tensors that decode
+        steps use stay where they are for ``n_tokens`` steps, and the host has no pages to map on the way.
+
+        Raises:
+            RuntimeError: no prompt has been read, one is open, calls are recorded, or a step is open.
+            TypeError, ValueError: ``n_tokens`` is no int of at least 0.
+        """
+        self.decoding.reserve(n_tokens)
+
+    def decode_step(self) -> AbstractContextManager[None]:
+        """A context in which one decode step runs without the host: compiled in one graph, captured, or replayed.
+
+        On entry the host prepares the step (a page where a row's last one is full), on exit it counts the token and
+        takes a deferred choice that is due. In between the model's call changes device tensors alone: no value goes to
+        or comes from the host, nothing is allocated but what the ops and the model return, and :meth:`get_seq_length`
+        is a device tensor. Exactly one step has to be run per context; what is captured is not run, so capturing a
+        graph and replaying it once is one step. ``generate`` does all this by itself.
+
+        Raises:
+            RuntimeError: no prompt has been read, one is open, calls are recorded, or a step is open.
+        """
+        return self.decoding.step()
+
+    @property
+    def graph_key(self) -> tuple[int, ...]:
+        """What a captured decode step depends on besides its inputs; read it inside :meth:`decode_step`.
+
+        A graph may be replayed as long as the key is the one it was captured under. It changes when a tensor had to be
+        replaced (a pool that grew: :meth:`reserve` prevents that) and while a deferred choice is measured.
+        """
+        return self.decoding.graph_key
 
     # Prompts that come in chunks.
 

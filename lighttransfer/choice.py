@@ -49,6 +49,7 @@ class LayerChoice:
     Attributes:
         n_full: layers that a row keeps whole.
         fixed: the full layers of a fixed policy; ``None``: layers are scored.
+        limit: tokens beyond which a row chooses that has not chosen at its prompt.
         is_decided: for each row whether it has chosen.
         scores: for each row the score of each layer that was looked at.
     """
@@ -59,7 +60,7 @@ class LayerChoice:
         self._indices = [layer.index for layer in cache.competing]
         self.n_full = cache.settings.n_full(len(self._indices))
         self.fixed = self._policy.full_layers(self._indices, self.n_full) if self._policy.is_fixed else None
-        self._limit = int(cache.settings.defer_windows * cache.settings.window.size)
+        self.limit = int(cache.settings.defer_windows * cache.settings.window.size)
         self._reading: tuple[CacheLayer, Sequence[int], Reading] | None = None
         self.begin(0)
 
@@ -209,5 +210,6 @@ class LayerChoice:
 
     def forget(self) -> None:
         """Forgets what the last queries did: the next ones do not follow them, or nothing is to be chosen."""
+        self._cache.decoding.forget()
         for layer in self._cache.competing:
             layer.forget_steps()

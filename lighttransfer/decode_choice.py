@@ -24,7 +24,7 @@ class DecodeChoice(LayerChoice):
         if self.fixed is not None:
             return None
         if not self.is_decided[row]:
-            return self._limit + 1
+            return self.limit + 1
         every = settings.reselect_every
         if every is None or not full_layers(self._cache, row):
             return None
@@ -34,6 +34,12 @@ class DecodeChoice(LayerChoice):
         first = self._chosen_at[row] + every
         late = max(0, longest - every + 1 - first)
         return first + -(-late // every) * every
+
+    @property
+    def is_due(self) -> bool:
+        """Whether decode steps have made some row choose, or look whether it has to."""
+        dues = zip(self._cache.lengths, map(self.due_at, range(len(self._cache.lengths))), strict=True)
+        return any(due is not None and length >= due for length, due in dues)
 
     def measures(self, n_tokens: int) -> bool:
         """Whether a call of ``n_tokens`` may bring one of the last ``n_last`` tokens before a choice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from .attention_function import NAME
@@ -152,17 +154,76 @@ def _prepare_cache_for_generation(
             "cache_implementation must be None or 'dynamic' on a model enabled for lighttransfer, got "
             f"{implementation!r}: lighttransfer.disable(model) comes first"
         )
+    mode = kwargs.get("generation_mode", args[0] if args else None)
+    compiles = (
+        generation_config.compile_config is not None
+        and not generation_config.disable_compile
+        and mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+    )
     own = {name: model_kwargs.get(name) for name in _CACHE_NAMES}
     result = _original(self, "_prepare_cache_for_generation")(generation_config, model_kwargs, *args, **kwargs)
     if generation_config.is_assistant:  # drafts are taken back beyond the prompt, further than a cut layer remembers
         return result
+    max_length = kwargs.get("max_cache_length", args[2] if len(args) > 2 else None)
     for name in _CACHE_NAMES:
         if own[name] is None and type(model_kwargs.get(name)) is DynamicCache:
-            max_length = kwargs.get("max_cache_length", args[2] if len(args) > 2 else None)
             model_kwargs[name] = LightTransferCache(
                 self.config, max_length=max_length, process_group=_tensor_parallel_group(self)
             )
+    cache = _cache_in(model_kwargs)
+    if cache is not None:
+        cache.compile_for(max_length if compiles else None)
     return result
+
+
+def _cache_in(kwargs: dict[str, Any]) -> LightTransferCache | None:
+    """Our cache among a call's arguments."""
+    caches = (kwargs.get(name) for name in _CACHE_NAMES)
+    return next((cache for cache in caches if isinstance(cache, LightTransferCache)), None)
+
+
+def _prepare_inputs_for_generation(
+    self: PreTrainedModel,
+    input_ids: torch.Tensor,
+    next_sequence_length: int | None = None,
+    cache: Any = None,
+    attention_mask: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    is_first_iteration: bool | None = False,
+    **kwargs: Any,
+) -> Any:
+    """``generate`` prepares each forward here: before a decode step the cache does the host's part of it, so that the
+    forward can be compiled in one graph. The parameters are transformers' own, which ``generate`` inspects."""
+    inputs = _original(self, "prepare_inputs_for_generation")(
+        input_ids,
+        next_sequence_length=next_sequence_length,
+        cache=cache,
+        attention_mask=attention_mask,
+        inputs_embeds=inputs_embeds,
+        is_first_iteration=is_first_iteration,
+        **kwargs,
+    )
+    ours = _cache_in(inputs)
+    if ours is None:
+        return inputs
+    if ours.decoding.is_open:  # a loop of the user's own, which does not tell when a step is done
+        ours.decoding.close()
+    tokens = inputs.get("input_ids") if inputs.get("input_ids") is not None else inputs.get("inputs_embeds")
+    if tokens is not None and tokens.shape[1] == 1 and ours.decoding.can_step():
+        ours.decoding.open()
+        if ours.is_compileable:
+            inputs.pop("attention_mask", None)  # its shape changes with every step, and no decode step needs it
+    return inputs
+
+
+def _update_model_kwargs_for_generation(
+    self: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """``generate`` comes here after each forward: a decode step is done."""
+    cache = _cache_in(model_kwargs)
+    if cache is not None and cache.decoding.is_open:
+        cache.decoding.close()
+    return _original(self, "_update_model_kwargs_for_generation")(outputs, model_kwargs, *args, **kwargs)
 
 
 def _prefill(
@@ -174,17 +235,20 @@ def _prefill(
     **kwargs: Any,
 ) -> Any:
     """``generate`` reads the prompt here; one that it will read in chunks is announced to the cache."""
-    cache = next((model_kwargs[name] for name in _CACHE_NAMES if model_kwargs.get(name) is not None), None)
-    if isinstance(cache, LightTransferCache):
+    cache = _cache_in(model_kwargs)
+    if cache is not None:
         cache.stop_recording()  # tokens of an earlier assisted call are final
         criteria = getattr(generation_config, _CRITERIA, None)
         if criteria is not None:
             criteria.cache = cache
-    if not isinstance(cache, LightTransferCache) or generation_config.prefill_chunk_size is None:
+    if cache is None or generation_config.prefill_chunk_size is None:
         return _original(self, "_prefill")(input_ids, generation_config, model_kwargs, *args, **kwargs)
     mask = model_kwargs.get("attention_mask")
     columns = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", None)
     cache.begin_prefill(None if columns is None else columns - cache.get_seq_length())
+    if cache.is_compileable:  # transformers would compile the chunks, too: scores and choices are the host's business
+        generation_config = copy.copy(generation_config)
+        generation_config.disable_compile = True
     outputs = _original(self, "_prefill")(input_ids, generation_config, model_kwargs, *args, **kwargs)
     if cache.prefill_is_open:
         cache.end_prefill()
@@ -277,6 +341,8 @@ def _tensor_parallel_group(model: PreTrainedModel) -> Any:
 
 _HOOKS: dict[str, Callable[..., Any]] = {
     "_prepare_cache_for_generation": _prepare_cache_for_generation,
+    "prepare_inputs_for_generation": _prepare_inputs_for_generation,
+    "_update_model_kwargs_for_generation": _update_model_kwargs_for_generation,
     "_prefill": _prefill,
     "_get_stopping_criteria": _get_stopping_criteria,
     "_get_candidate_generator": _get_candidate_generator,

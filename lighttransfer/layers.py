@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from . import ops
+from .clock import Clock, write_ints
 from .paging import BlockTable
 from .pool import KVPool
-from .steps import Call, LastQueries, PromptStep
+from .steps import Call, LastQueries, MeasuredSteps, PromptStep
 from .undo import Undo, token_undo
 from .window import RetainedWindow
 
@@ -49,24 +50,6 @@ def sink_logit_mass(mass: Tensor, weight: Tensor) -> Tensor:
 _streaming_decode: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.lighttransfer.streaming_decode.default
 
 
-class Clock:
-    """How many tokens each row has seen, on one device: int32 ``seq_len [B]``, read by every op of every layer
-    there."""
-
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.device = device
-        self.set(lengths)
-
-    def set(self, lengths: Sequence[int]) -> None:
-        """Sets every row's length from the host's."""
-        with torch.inference_mode(False):
-            self.seq_len = torch.tensor(list(lengths), dtype=torch.int32, device=self.device)
-
-    def tick(self) -> None:
-        """Counts one token in every row, without the host."""
-        self.seq_len.add_(1)
-
-
 class CacheLayer(CacheLayerMixin):
     """What one attention layer caches, for every row of the batch.
 
@@ -96,10 +79,12 @@ class CacheLayer(CacheLayerMixin):
         self.blocks: BlockTable
         self.appended = True  # whether the keys of the step lie in the pool
         self.attended = False  # whether the step is done here
+        self.query_shape: tuple[int, int] = (0, 0)  # H_q and D of the prompt's queries
         self.last_queries: LastQueries | None = None  # of a prompt that comes in chunks
         self.record_past = False  # transformers' flag: calls can be taken back until the next crop
         self.undo: list[Undo | None] = []  # of the calls since
         self.decode_masses: list[Tensor] = []  # [B, H_q, 2] of the latest decode steps in a row, before a choice
+        self.measured: MeasuredSteps | None = None  # those since the host last looked
 
     @property
     def cache(self) -> PagedCache:
@@ -123,6 +108,8 @@ class CacheLayer(CacheLayerMixin):
         self.pool = self.cache.pool_for(key_states)
         self.clock = self.cache.clock_for(key_states.device, n_rows)
         self.blocks = BlockTable(self.pool, n_rows)
+        with torch.inference_mode(False):
+            self.n_recent = torch.empty(n_rows, dtype=torch.int32, device=self.pool.device)
         self.set_recent([0 if self.competes else self.window.n_recent] * n_rows)
         self.is_initialized = True
 
@@ -143,19 +130,28 @@ class CacheLayer(CacheLayerMixin):
     def set_recent(self, recent: Sequence[int]) -> None:
         """Says for each row whether it is full (0) or a ring of so many recent tokens."""
         self.recent = list(recent)
-        with torch.inference_mode(False):
-            self.n_recent = torch.tensor(self.recent, dtype=torch.int32, device=self.pool.device)
+        self.n_recent = write_ints(self.n_recent, recent)
 
     def n_slots(self, row: int, length: int) -> int:
         """Slots that ``length`` tokens of the row need."""
         return length if self.recent[row] == 0 else self.window.n_slots(length)
 
     def resize(self, lengths: Sequence[int]) -> None:
-        """Gives every row exactly the pages that its ``lengths[row]`` tokens need."""
+        """Gives every row exactly the pages that its ``lengths[row]`` tokens need, and those that are reserved."""
         for row, length in enumerate(lengths):
-            change = self.blocks.resize(row, self.n_slots(row, length))
-            if change:
-                self.cache.account(row, change * self.pool.page_bytes)
+            self._resize(row, max(length, self.cache.decoding.reserved[row]))
+
+    def _resize(self, row: int, length: int) -> None:
+        change = self.blocks.resize(row, self.n_slots(row, length))
+        if change:
+            self.cache.account(row, change * self.pool.page_bytes)
+
+    def n_missing(self, lengths: Sequence[int]) -> int:
+        """Pages that rows of ``lengths`` tokens need beyond those that they have."""
+        return sum(
+            max(0, self.pool.pages_for(self.n_slots(row, length)) - len(self.blocks.pages[row]))
+            for row, length in enumerate(lengths)
+        )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int], seq_len: Tensor) -> None:
         """Turns full rows into rings and gives the pages that this frees back at once.
@@ -202,10 +198,7 @@ class CacheLayer(CacheLayerMixin):
 
     def prepare_decode(self, row: int, length: int) -> None:
         """A page for the row's next token, and one that no other row reads."""
-        end = self.n_slots(row, length + 1)
-        change = self.blocks.resize(row, end)
-        if change:
-            self.cache.account(row, change * self.pool.page_bytes)
+        self._resize(row, max(length + 1, self.cache.decoding.reserved[row]))
         if self.cache.shares_pages:
             slot = length if self.recent[row] == 0 else self.window.slot(length)
             self.blocks.own(row, slot, slot + 1)
@@ -231,7 +224,7 @@ class CacheLayer(CacheLayerMixin):
             self.blocks.release()
             del self.pool, self.clock, self.blocks, self.n_recent  # the pool's storage must not outlive its tokens
         self.is_initialized, self.recent = False, []
-        self.undo = []
+        self.undo, self.measured = [], None
         self.forget_steps()
 
     def decode(self, call: Call) -> Tensor:
@@ -239,7 +232,7 @@ class CacheLayer(CacheLayerMixin):
         cache = self.cache
         if self.record_past:
             self.undo[-1] = token_undo(self, cache.lengths)
-        mass_n_recent = cache.mass_n_recent if self.competes else -1
+        mass_n_recent = cache.decoding.mass_n_recent if self.competes else -1
         out, lse, mass = _streaming_decode(
             call.q,
             call.k,
@@ -258,8 +251,41 @@ class CacheLayer(CacheLayerMixin):
             if mass_n_recent >= 0:
                 mass = sink_logit_mass(mass[:, :, None], weight)[:, :, 0]
         if mass_n_recent >= 0:
-            self.remember(mass, LastQueries(call.q, out, lse, call.scale, call.sink_logit))
+            last = LastQueries(call.q, out, lse, call.scale, call.sink_logit)
+            if self.record_past:
+                self.remember(mass, last)
+            else:
+                assert self.measured is not None
+                self.measured.write(self.clock.place, mass, last)
         return out
+
+    # What a choice between decode steps will rest on.
+
+    def begin_measuring(self) -> None:
+        """The next step is the first that :attr:`measured` keeps."""
+        settings = self.cache.settings
+        shape = (len(self.recent), *self.query_shape)
+        if self.measured is None or self.measured.shape != shape:
+            self.measured = MeasuredSteps(
+                settings.n_last,
+                shape,
+                self.pool.dtype,
+                self.pool.device,
+                with_outputs=settings.policy.needs_outputs,
+            )
+
+    def collect(self, n_steps: int) -> None:
+        """Remembers what :attr:`measured` has kept of ``n_steps`` steps."""
+        assert self.measured is not None
+        self.decode_masses += self.measured.masses(n_steps).unbind(2)
+        last = self.measured.queries(n_steps)
+        if last is not None:
+            self.last_queries = last if self.last_queries is None else self.last_queries.then(last)
+        self.forget_last(0)
+
+    def tensors(self) -> list[Tensor]:
+        """What a captured decode step uses, the pool and the clock aside."""
+        return [self.blocks.tensor, self.n_recent, *([] if self.measured is None else self.measured.tensors())]
 
     def remember(self, mass: Tensor, last: LastQueries) -> None:
         """Keeps what a choice between decode steps will rest on: one more token's ``mass [B, H_q, 2]``."""

@@ -23,13 +23,33 @@ def prompt_pages(cache: PagedCache, pool: KVPool, step: PromptStep) -> int:
     prompt, later = 0, 0
     for row, length in enumerate(step.totals):
         is_decided = cache.choice.is_decided[row] or row in step.decides
-        # Layers elsewhere may turn out to be the lazy ones, so each pool must hold as many full ones as there can be.
-        n_full = cache.choice.n_full if fixed is None else sum(layer.index in fixed for layer in competing)
-        n_full = min(n_full, len(competing)) if is_decided else len(competing)
-        grown = max(length, min(cache.max_length or 0, length + max(256, length // 4)))
+        n_full = _n_full(cache, competing) if is_decided else len(competing)
         prompt += _row_pages(cache, pool, layers, length, min(n_full + late, len(competing)))
-        later += _row_pages(cache, pool, layers, grown, n_full)
+        if cache.is_compileable:  # a pool that grows is another tensor, so it has room for the whole answer
+            later += answer_pages(cache, pool, max(length, cache.max_length or 0), is_decided)
+        else:
+            grown = max(length, min(cache.max_length or 0, length + max(256, length // 4)))
+            later += _row_pages(cache, pool, layers, grown, n_full)
     return max(prompt, later)
+
+
+def answer_pages(cache: PagedCache, pool: KVPool, length: int, is_decided: bool) -> int:
+    """Pages of ``pool`` that a row needs at most after its prompt, on its way to ``length`` tokens."""
+    layers = cache.layers_of(pool)
+    competing = [layer for layer in layers if layer.competes]
+    chosen = _row_pages(cache, pool, layers, length, _n_full(cache, competing))
+    if is_decided:
+        return chosen
+    return max(chosen, _row_pages(cache, pool, layers, min(length, cache.choice.limit + 1), len(competing)))
+
+
+def _n_full(cache: PagedCache, competing: Sequence[CacheLayer]) -> int:
+    """Full layers of a row among ``competing``, the layers of one pool, after its choice."""
+    fixed = cache.choice.fixed
+    if fixed is not None:
+        return sum(layer.index in fixed for layer in competing)
+    # Layers elsewhere may turn out to be the lazy ones, so each pool must hold as many full ones as there can be.
+    return min(cache.choice.n_full, len(competing))
 
 
 def _row_pages(cache: PagedCache, pool: KVPool, layers: Sequence[CacheLayer], length: int, n_full: int) -> int:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from .clock import Clock
 from .decode_choice import DecodeChoice
-from .layers import CacheLayer, Clock
+from .decoding import Decoding
+from .layers import CacheLayer
 from .memory import prompt_pages
 from .padding import read_mask
 from .pool import KVPool
@@ -35,7 +37,8 @@ class PagedCache(Rows):
         choice: which layers each row keeps.
         row_bytes, peak_row_bytes: K/V bytes of each row's pages, now and at most.
         shares_pages: whether rows may have pages in common.
-        mass_n_recent: the window whose mass decode steps measure before a choice; -1: none.
+        decoding: the host's part of decode steps.
+        is_compileable: whether ``generate`` may compile its decode steps; :func:`lighttransfer.enable` sets it.
         max_length: tokens that the rows can grow to, if known.
         process_group: over which the heads are split.
     """
@@ -52,6 +55,7 @@ class PagedCache(Rows):
         self.competing = [layer for layer in self.attention_layers if layer.competes]
         self.max_length = max_length
         self.process_group = process_group
+        self._compiles = False
         self._clear()
 
     def _clear(self) -> None:
@@ -60,8 +64,8 @@ class PagedCache(Rows):
         self.row_bytes: list[int] = []
         self.peak_row_bytes: list[int] = []
         self.shares_pages = False
-        self.mass_n_recent = -1
         self.choice = DecodeChoice(self)
+        self.decoding = Decoding(self)
         self._prefill: OpenPrefill | None = None
         self._handed: CacheLayer | None = None  # whose keys are on their way from update() to the attention function
         self._step: PromptStep | None = None  # the call in progress; None: a decode step, or none
@@ -80,7 +84,7 @@ class PagedCache(Rows):
             RuntimeError: the keys of the layer before never reached the attention function.
             ValueError: keys and values of different shapes (MLA), or not the batch of the call before.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not self.decoding.is_open:
             return _untraced_update(self, key_states, value_states, layer_idx)
         if self._handed is not None:
             raise RuntimeError(
@@ -124,6 +128,7 @@ class PagedCache(Rows):
         if self._step is None:
             out = layer.decode(call)
         else:
+            layer.query_shape = (call.q.shape[2], call.q.shape[3])
             self._reserve(layer.pool, self._step)
             order = self._step.order
             out = attend(layer, call if order is None else call.in_order(order), self._step)
@@ -135,22 +140,34 @@ class PagedCache(Rows):
         return out
 
     def _begin(self, q: Tensor, mask: Tensor | None) -> None:
+        n_tokens = q.shape[1]
+        if self.decoding.is_open:
+            if n_tokens != 1:
+                raise RuntimeError(f"a call inside decode_step() must bring one token per row, got {n_tokens}")
+            self._step = None
+        else:
+            self._begin_on_host(q, mask)
+        for layer in self.attention_layers:
+            layer.attended, layer.appended = False, self._step is None
+            if layer.record_past:
+                layer.undo.append(None)
+        self._layers_left = len(self.attention_layers)
+
+    def _begin_on_host(self, q: Tensor, mask: Tensor | None) -> None:
         n_rows, n_tokens = q.shape[:2]
         if not self.lengths:
             self.lengths, self.row_bytes, self.peak_row_bytes = ([0] * n_rows for _ in range(3))
-            self._wake_at, self._real_from = [0] * n_rows, [0] * n_rows
+            self._real_from = [0] * n_rows
             self.choice.begin(n_rows)
+            self.decoding.begin(n_rows)
         is_prompt = n_tokens > 1 or self._seen == 0 or self._prefill is not None
+        if is_prompt or self.records_past:
+            self.decoding.collect()
         self._step = self._prompt_step(n_tokens, mask) if is_prompt else None
-        for layer in self.attention_layers:
-            layer.attended, layer.appended = False, not is_prompt
-            if self.records_past:
-                layer.undo.append(None)
         if not is_prompt:
-            if self._quiet == 0:
-                self._prepare_decode()
-            self._quiet -= 1
-        self._layers_left = len(self.attention_layers)
+            if q.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("a decode step is captured inside `with cache.decode_step()`, which prepares it")
+            self.decoding.before()
 
     def _prompt_step(self, n_tokens: int, mask: Tensor | None) -> PromptStep:
         prefill = self._prefill
@@ -188,16 +205,15 @@ class PagedCache(Rows):
 
     def _end(self, n_tokens: int) -> None:
         step, self._step = self._step, None
-        self._seen += n_tokens
         if self.records_past:
             self.recorded.append(RecordedCall(n_tokens, step is not None and (step.is_padded or bool(step.decides))))
         if step is None:
-            self.lengths = [length + (row not in self.finished) for row, length in enumerate(self.lengths)]
             for clock in self.clocks.values():
-                clock.tick()
-            if self.mass_n_recent >= 0 and not self.records_past:
-                self.choice.after_decode()
+                clock.tick(measured=self.decoding.mass_n_recent >= 0)
+            if not self.decoding.is_open:
+                self.decoding.after()
             return
+        self._seen += n_tokens
         if not step.is_draft:
             self.choice.settle(step)
         self._set_lengths(step.totals)
@@ -205,22 +221,15 @@ class PagedCache(Rows):
         if prefill is not None and prefill.length is not None and self._seen - prefill.columns >= prefill.length:
             self.end_prefill()
 
-    def _prepare_decode(self) -> None:
-        """The host's part of the coming decode steps: pages for their tokens, and whether they measure the layers."""
-        rows = [row for row in range(len(self.lengths)) if row not in self.finished]
-        due = [row for row in rows if self.lengths[row] >= self._wake_at[row]]
-        for layer in self.attention_layers:
-            for row in due:
-                self._wake_at[row] = 0
-                layer.prepare_decode(row, self.lengths[row])
-            layer.blocks.flush()
-        measures = self.choice.measures(1)
-        self.mass_n_recent = self.settings.n_recent if measures else -1
-        if not measures:
-            self.choice.forget()
-        for row in due:
-            self._wake_at[row] = self.choice.wake_at(row)
-        self._quiet = max(1, min((self._wake_at[row] - self.lengths[row] for row in rows), default=1))
+    @property
+    def is_compileable(self) -> bool:
+        return self._compiles
+
+    def compile_for(self, max_length: int | None) -> None:
+        """``generate`` will compile decode steps until rows have ``max_length`` tokens; ``None``: it will not."""
+        self._compiles = max_length is not None
+        if max_length is not None:
+            self.max_length = max(max_length, self.max_length or 0)
 
     # For layers.
 
@@ -240,7 +249,7 @@ class PagedCache(Rows):
     def clock_for(self, device: torch.device, n_rows: int) -> Clock:
         """The rows' lengths on ``device``."""
         if device not in self.clocks:
-            self.clocks[device] = Clock(self.lengths or [0] * n_rows, device)
+            self.clocks[device] = Clock(self.lengths or [0] * n_rows, self._seen, self.settings.n_last, device)
         return self.clocks[device]
 
     def account(self, row: int, n_bytes: int) -> None:
@@ -264,7 +273,7 @@ class PagedCache(Rows):
             raise RuntimeError("no prompt is open: begin_prefill() or prompt_length= must come before its first chunk")
         if self.lengths:
             self.choice.after_chunks(prefill.lengths or [0] * len(self.lengths))
-            self._quiet, self._wake_at = 0, list(self.lengths)
+            self.decoding.wake(self.lengths)
 
 
 _untraced_update: Callable[..., tuple[Tensor, Tensor]] = torch.compiler.disable(PagedCache.update)

@@ -26,12 +26,17 @@ class BlockTable:
         self.pool = pool
         self.pages: list[list[int]] = [[] for _ in range(n_rows)]
         self._dirty = False
+        self._host = torch.empty(0, dtype=torch.int32)
         self._build(1)
 
     def _build(self, n_columns: int) -> None:
-        with torch.inference_mode(False):
-            self._host = torch.full((len(self.pages), n_columns), -1, dtype=torch.int32)
-            self.tensor = self._host.to(self.pool.device)
+        """Writes the table anew, in the same tensors where their shape is the same."""
+        if self._host.shape == (len(self.pages), n_columns):
+            self._host.fill_(-1)
+        else:
+            with torch.inference_mode(False):
+                self._host = torch.full((len(self.pages), n_columns), -1, dtype=torch.int32)
+                self.tensor = self._host.to(self.pool.device)
         for row, pages in enumerate(self.pages):
             self._array[row, : len(pages)] = pages
         self._dirty = True
@@ -70,6 +75,11 @@ class BlockTable:
             self._array[row, wanted:had] = -1
         self._dirty |= wanted != had
         return wanted - had
+
+    def widen(self, n_columns: int) -> None:
+        """Makes the table wide enough for ``n_columns`` pages in a row, so that it stays the same tensor until then."""
+        if n_columns > self._array.shape[1]:
+            self._build(n_columns)
 
     def own(self, row: int, begin_slot: int, end_slot: int) -> None:
         """Makes the pages of the slots ``[begin_slot, end_slot)`` the row's own before they are written."""

@@ -11,8 +11,10 @@ from transformers.cache_utils import Cache
 from .undo import RecordedCall, lost_rows
 
 if TYPE_CHECKING:
+    from .clock import Clock
     from .decode_choice import DecodeChoice
-    from .layers import CacheLayer, Clock
+    from .decoding import Decoding
+    from .layers import CacheLayer
 
 #: The length of a row that ops leave alone: so far below 0 that no number of decode steps makes it a length.
 _INACTIVE = -(2**30)
@@ -31,6 +33,7 @@ class Rows(Cache):
     attention_layers: list[CacheLayer]
     competing: list[CacheLayer]
     choice: DecodeChoice
+    decoding: Decoding
 
     def _clear_rows(self) -> None:
         self.lengths: list[int] = []
@@ -40,14 +43,18 @@ class Rows(Cache):
         self._seen = 0  # columns seen: tokens, padding included
         self._real_from: list[int] = []  # for each row, from which column on all are real tokens
         self._skipped = False  # whether decode steps have left rows alone, whose columns are padding then
-        self._quiet = 0  # decode steps for which the host has nothing to do
-        self._wake_at: list[int] = []  # for each row the length at which it has
 
     def _set_lengths(self, lengths: list[int]) -> None:
         self.lengths = lengths
         for clock in self.clocks.values():
-            clock.set([_INACTIVE if row in self.finished else length for row, length in enumerate(lengths)])
-        self._quiet, self._wake_at = 0, list(lengths)
+            values = [_INACTIVE if row in self.finished else length for row, length in enumerate(lengths)]
+            clock.set(values, self._seen)
+        self.decoding.wake(lengths)
+
+    def count_token(self) -> None:
+        """The host notes a decode step."""
+        self.lengths = [length + (row not in self.finished) for row, length in enumerate(self.lengths)]
+        self._seen += 1
 
     # Rows that finish before others.
 
