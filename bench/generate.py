@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import time
 from statistics import median
 from typing import Any
 
+import output
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from transformers import DynamicCache, PreTrainedModel
 
 import lighttransfer
-from lighttransfer.cli.measure import cache_argument, kv_bytes, machine, machine_line
+from lighttransfer.cli.measure import cache_argument, kv_bytes
 from lighttransfer.cli.options import device_and_dtype
 from lighttransfer.cli.parser import add_model_options, add_output_options
 from lighttransfer.models import load_model
 from lighttransfer.prompts import passage_ids
-
-#: Processor time leaves out what other programs take; it needs one thread (OMP_NUM_THREADS=1) and no GPU.
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompt-tokens", type=int, default=4000)
     parser.add_argument("--steps", type=int, default=64, help="decode steps that are timed")
-    parser.add_argument("--clock", default="wall", choices=list(CLOCKS), help="cpu: processor time of this process")
+    output.add_clock_option(parser)
     add_model_options(parser)
     add_output_options(parser)
     args = parser.parse_args()
@@ -48,7 +43,7 @@ def main() -> None:
         "lighttransfer, half of the layers": (hybrid, lighttransfer.LightTransferCache(hybrid.config, full_layers=0.5)),
     }
     ids = torch.tensor([passage_ids(tokenizer, args.prompt_tokens + args.steps)], device=plain.device)
-    seconds = time_steps(arms, ids, args.prompt_tokens, CLOCKS[args.clock])
+    seconds = time_steps(arms, ids, args.prompt_tokens, output.CLOCKS[args.clock])
     report(args, arms, seconds)
 
 
@@ -91,19 +86,10 @@ def report(args: argparse.Namespace, arms: dict[str, Any], seconds: dict[str, li
         }
         for name, (_, cache) in arms.items()
     ]
-    if args.json:
-        print(
-            json.dumps(
-                {"machine": machine(), "clock": args.clock, "prompt_tokens": args.prompt_tokens, "arms": rows}, indent=2
-            )
-        )
-        return
     n_steps = len(next(iter(seconds.values())))
-    table = Table(
-        title=f"decode of {args.model} after {args.prompt_tokens} tokens, {n_steps} steps, medians, {args.clock} clock"
-    )
-    for column in ("", "ms a step", "tokens/s", "speed ratio", "K/V now"):
-        table.add_column(column, justify="left" if not column else "right")
+    title = f"decode of {args.model} after {args.prompt_tokens} tokens, {n_steps} steps, medians, {args.clock} clock"
+    headings = ("ms a step", "tokens/s", "speed ratio", "K/V now")
+    table = output.table(title, {"": "left", **dict.fromkeys(headings, "right")})
     for row in rows:
         table.add_row(
             row["name"],
@@ -112,9 +98,7 @@ def report(args: argparse.Namespace, arms: dict[str, Any], seconds: dict[str, li
             f"{row['speed_ratio']:.3f}",
             f"{row['kv_bytes'] / 1e6:.1f} MB",
         )
-    console = Console()
-    console.print(table)
-    console.print(machine_line(), style="dim")
+    output.show(args, {"clock": args.clock, "prompt_tokens": args.prompt_tokens, "arms": rows}, table)
 
 
 if __name__ == "__main__":

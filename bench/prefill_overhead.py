@@ -8,26 +8,21 @@ in turn; prints the ratio of their median times at each length.
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from statistics import median
 from typing import Any
 
+import output
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from transformers import PreTrainedModel
 
 import lighttransfer
-from lighttransfer.cli.measure import cache_argument, machine, machine_line
+from lighttransfer.cli.measure import cache_argument
 from lighttransfer.cli.options import device_and_dtype, parse_policy
 from lighttransfer.cli.parser import add_model_options, add_output_options
 from lighttransfer.models import load_model
 from lighttransfer.prompts import passage_ids
-
-#: Processor time leaves out what other programs take; it needs one thread (OMP_NUM_THREADS=1) and no GPU.
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def main() -> None:
@@ -35,7 +30,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192])
     parser.add_argument("--repeats", type=int, default=7, help="timed prefills of each variant at each length")
     parser.add_argument("--policy", default="lazy_ratio", help="the rule that identifies (default: %(default)s)")
-    parser.add_argument("--clock", default="wall", choices=list(CLOCKS), help="cpu: processor time of this process")
+    output.add_clock_option(parser)
     add_model_options(parser)
     add_output_options(parser)
     args = parser.parse_args()
@@ -48,7 +43,7 @@ def main() -> None:
         for length in args.lengths:
             ids = torch.tensor([passage_ids(tokenizer, length)], device=model.device)
             rows.append(
-                compare(model, ids, args.repeats, CLOCKS[args.clock], lambda n=length: progress.advance(task, n))
+                compare(model, ids, args.repeats, output.CLOCKS[args.clock], lambda n=length: progress.advance(task, n))
             )
     show(args, rows)
 
@@ -89,19 +84,9 @@ def prefill(model: PreTrainedModel, ids: torch.Tensor, cache: Any, clock: Any) -
 
 def show(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Prints a row for each length."""
-    if args.json:
-        result = {
-            "machine": machine(),
-            "policy": args.policy,
-            "clock": args.clock,
-            "repeats": args.repeats,
-            "lengths": rows,
-        }
-        print(json.dumps(result, indent=2))
-        return
-    table = Table(title=f"prefill of {args.model}, medians of {args.repeats}, rule {args.policy}, {args.clock} clock")
-    for column in ("tokens", "layers told, s", "layers identified, s", "overhead", "spread of the first"):
-        table.add_column(column, justify="right")
+    title = f"prefill of {args.model}, medians of {args.repeats}, rule {args.policy}, {args.clock} clock"
+    headings = ("tokens", "layers told, s", "layers identified, s", "overhead", "spread of the first")
+    table = output.table(title, dict.fromkeys(headings, "right"))
     for row in rows:
         table.add_row(
             str(row["tokens"]),
@@ -110,9 +95,8 @@ def show(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
             f"{row['overhead']:+.2%}",
             f"{row['spread']:.1%}",
         )
-    console = Console()
-    console.print(table)
-    console.print(machine_line(), style="dim")
+    result = {"policy": args.policy, "clock": args.clock, "repeats": args.repeats, "lengths": rows}
+    output.show(args, result, table)
 
 
 if __name__ == "__main__":
