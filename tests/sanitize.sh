@@ -15,7 +15,7 @@ cmake --build "$build"
 preload=
 for library in libasan.so libubsan.so libstdc++.so; do preload+="$("$cxx" -print-file-name="$library") "; done
 
-[ $# -gt 0 ] || set -- tests/test_{state,kv,mass,decode,attention,fuzz}.py
+[ $# -gt 0 ] || set -- tests/test_{state,kv,kv_arguments,mass,decode,decode_arguments,attention,fuzz}.py
 LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
   LIGHTTRANSFER_LIBRARY="$build/_C.so" OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}" \
   python -m pytest -q -p no:cacheprovider -m "not slow" "$@"
