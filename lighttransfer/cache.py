@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -49,10 +50,12 @@ class LightTransferCache(PagedCache):
         prompt_length: tokens of a prompt that comes in chunks, padding included.
         max_length: tokens that the sequences can grow to, if known; the pool is never grown beyond their need.
         process_group: the tensor parallel group over which scores are reduced; ``None``: this rank has all heads.
+        devices: the device of each layer of a model that is spread over several, so that each device's pool has room
+            for its own layers and no others (``generate`` tells them); ``None``: all are taken to be on one.
         **changes: single settings, such as ``full_layers=0.75``.
 
     Raises:
-        ValueError: a model or a setting that does not fit, with the reason.
+        ValueError: a model or a setting that does not fit, with the reason; ``devices`` of another number than layers.
 
     Example:
         >>> import torch
@@ -77,10 +80,11 @@ class LightTransferCache(PagedCache):
         prompt_length: int | None = None,
         max_length: int | None = None,
         process_group: Any = None,
+        devices: Sequence[torch.device | str] | None = None,
         **changes: Any,
     ) -> None:
         settings = (settings or Settings.of(config)).replace(**changes)
-        super().__init__(config, settings, max_length, process_group)
+        super().__init__(config, settings, max_length, process_group, devices)
         if prompt_length is not None:
             self.begin_prefill(prompt_length)
 

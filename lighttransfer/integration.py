@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from .attention_function import NAME
 from .cache import LightTransferCache
+from .generation import RowsThatFinish, TimelyDrafts
 from .selection import Policy
 from .settings import Settings
 
@@ -168,7 +168,10 @@ def _prepare_cache_for_generation(
     for name in _CACHE_NAMES:
         if own[name] is None and type(model_kwargs.get(name)) is DynamicCache:
             model_kwargs[name] = LightTransferCache(
-                self.config, max_length=max_length, process_group=_tensor_parallel_group(self)
+                self.config,
+                max_length=max_length,
+                process_group=_tensor_parallel_group(self),
+                devices=_layer_devices(self),
             )
     cache = _cache_in(model_kwargs)
     if cache is not None:
@@ -255,31 +258,6 @@ def _prefill(
     return outputs
 
 
-class RowsThatFinish(StoppingCriteriaList):
-    """Stopping criteria that tell the cache which rows have finished before others.
-
-    ``generate`` goes on to feed such rows with padding. Neither memory nor attention is spent on it, and above all it
-    pushes nothing out of the rings: the next turn finds the row's last tokens there.
-    """
-
-    def __init__(self, criteria: StoppingCriteriaList) -> None:
-        super().__init__(criteria)
-        self.cache: LightTransferCache | None = None
-        self._done: set[int] = set()
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        is_done: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
-        if self.cache is not None and self.cache.batch_size == len(is_done):
-            # The last token of a row is read in the next step like any other; only what follows it is padding.
-            before = set(self._done)
-            self._done |= {row for row, done in enumerate(is_done.tolist()) if done}
-            if len(self._done) < len(is_done):
-                self.cache.finish_rows(before)
-            else:
-                self.cache.resume_rows()
-        return is_done
-
-
 def _get_stopping_criteria(self: PreTrainedModel, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
     criteria = _original(self, "_get_stopping_criteria")(generation_config, *args, **kwargs)
     # Rows of a beam search are exchanged, and without an end token every row goes on to sample tokens.
@@ -288,41 +266,6 @@ def _get_stopping_criteria(self: PreTrainedModel, generation_config: Any, *args:
     criteria = RowsThatFinish(criteria)
     setattr(generation_config, _CRITERIA, criteria)  # this call's own copy, which _prefill gets too
     return criteria
-
-
-class TimelyDrafts:
-    """A candidate generator whose proposals end where layers are chosen, so that a choice comes when it would without.
-
-    Assisted decoding would read the prompt and a draft behind it in one call. The layers are chosen on the prompt, and
-    the draft must be read by the model that streams: so the prompt goes first, alone, as if none of the first draft's
-    tokens had been right. Nor does a later draft reach beyond the token after which a choice is due.
-    """
-
-    def __init__(self, generator: Any, cache: Any) -> None:
-        self._generator = generator
-        self._cache = cache
-        self._is_first = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-    def get_candidates(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-        """The tokens with a proposed continuation, and the continuation's logits if there are any."""
-        ids, logits = self._generator.get_candidates(input_ids, *args, **kwargs)
-        n_given = input_ids.shape[1]
-        n_drafts = ids.shape[1] - n_given
-        if self._is_first:
-            n_timely = 0
-            if isinstance(self._cache, LightTransferCache):
-                self._cache.announce_prompt(n_given)
-        elif isinstance(self._cache, LightTransferCache):
-            n_timely = min(n_drafts, self._cache.tokens_until_choice() - 1)  # the token before them is read too
-        else:
-            n_timely = n_drafts
-        self._is_first = False
-        if n_timely == n_drafts:
-            return ids, logits
-        return ids[:, : n_given + n_timely], logits[:, :n_timely] if logits is not None and n_timely else None
 
 
 def _get_candidate_generator(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -337,6 +280,23 @@ def _tensor_parallel_group(model: PreTrainedModel) -> Any:
     if mesh is None or getattr(model, "_tp_size", None) in (None, 1):
         return None
     return (mesh["tp"] if mesh.ndim > 1 else mesh).get_group()
+
+
+def _layer_devices(model: PreTrainedModel) -> list[torch.device] | None:
+    """The device on which each attention layer runs; ``None``: not every layer says so."""
+    devices: dict[int, torch.device] = {}
+    for module in model.get_decoder().modules():
+        weight = next(module.parameters(), None)
+        index = getattr(module, "layer_idx", None)
+        if weight is None or not isinstance(index, int):
+            continue
+        devices[index] = weight.device
+        if weight.is_meta:  # offloaded: accelerate brings the weights to where the layer runs
+            hook = next((m._hf_hook for m in module.modules() if hasattr(m, "_hf_hook")), None)
+            execution_device = getattr(hook, "execution_device", None)
+            devices[index] = weight.device if execution_device is None else torch.device(execution_device)
+    n_layers = _text_config(model).num_hidden_layers
+    return [devices[index] for index in range(n_layers)] if len(devices) == n_layers else None
 
 
 _HOOKS: dict[str, Callable[..., Any]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +44,12 @@ class PagedCache(Rows):
     """
 
     def __init__(
-        self, config: PreTrainedConfig, settings: Settings, max_length: int | None, process_group: Any
+        self,
+        config: PreTrainedConfig,
+        settings: Settings,
+        max_length: int | None,
+        process_group: Any,
+        devices: Sequence[torch.device | str] | None,
     ) -> None:
         self.settings = settings
         self.attention_layers = [
@@ -56,6 +61,11 @@ class PagedCache(Rows):
         self.max_length = max_length
         self.process_group = process_group
         self._compiles = False
+        self._devices = None if devices is None else [torch.device(device) for device in devices]
+        if self._devices is not None and len(self._devices) != len(self.attention_layers):
+            raise ValueError(
+                f"devices must have one entry for each of {len(self.attention_layers)} layers, got {len(self._devices)}"
+            )
         self._clear()
 
     def _clear(self) -> None:
@@ -130,7 +140,7 @@ class PagedCache(Rows):
         else:
             layer.query_shape = (call.q.shape[2], call.q.shape[3])
             self._reserve(layer.pool, self._step)
-            order = self._step.order
+            order = None if self._step.order is None else self._step.order.to(call.q.device)
             out = attend(layer, call if order is None else call.in_order(order), self._step)
             if order is not None:
                 out = torch.empty_like(out).scatter_(1, order[:, :, None, None].expand_as(out), out)
@@ -235,7 +245,12 @@ class PagedCache(Rows):
 
     def layers_of(self, pool: KVPool) -> list[CacheLayer]:
         """The layers whose pages lie, or will lie, in ``pool``."""
-        return [layer for layer in self.attention_layers if not layer.is_initialized or layer.pool is pool]
+        devices = self._devices or [pool.device] * len(self.attention_layers)
+        return [
+            layer
+            for layer, device in zip(self.attention_layers, devices, strict=True)
+            if (layer.pool is pool if layer.is_initialized else device == pool.device)
+        ]
 
     def pool_for(self, keys: Tensor) -> KVPool:
         """The pool of keys like ``keys [B, H_kv, S, D]``."""
