@@ -154,6 +154,11 @@ def build(
     """
     attention = "eager" if config.model_type in ("gpt_oss", "gemma2") else "sdpa"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
+    return randomize(model, seed=seed, qk_gain=qk_gain)
+
+
+def randomize(model: PreTrainedModel, *, seed: int = 0, qk_gain: float = 1.6) -> PreTrainedModel:
+    """Gives ``model`` random weights of unit gain."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
