@@ -96,9 +96,11 @@ class PagedCache(Rows):
         """
         if torch.compiler.is_compiling() and not self.decoding.is_open:
             return _untraced_update(self, key_states, value_states, layer_idx)
-        if self._handed is not None:
+        handed, self._handed = self._handed, None
+        # The same layer again: a call was refused before it changed anything.
+        if handed is not None and (handed.index != layer_idx or self._layers_left > 0):
             raise RuntimeError(
-                f"layer {self._handed.index} did not attend through lighttransfer: the model must be enabled with "
+                f"layer {handed.index} did not attend through lighttransfer: the model must be enabled with "
                 "lighttransfer.enable(model) and pass its keys on as they are (after a call that failed midway the "
                 "cache needs reset())"
             )

@@ -1,4 +1,4 @@
-"""The table of features names tests that exist."""
+"""The tables of features and of refusals name tests that exist, and errors that the package raises."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 TABLE = TESTS.parent / "docs" / "features.md"
+REFUSALS = TESTS.parent / "docs" / "cache.md"
 
 
 def named_tests() -> list[str]:
-    """``file::name`` of every test in the table."""
-    return re.findall(r"`(test_\w+\.py::\w+)`", TABLE.read_text())
+    """``file::name`` of every test in the tables."""
+    return re.findall(r"`(test_\w+\.py::\w+)`", TABLE.read_text() + REFUSALS.read_text())
 
 
 def collected_tests(files: list[str]) -> set[str]:
@@ -37,3 +38,12 @@ def test_every_row_names_a_test() -> None:
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| feature |")]
     assert len(rows) > 40
     assert [row for row in rows if "::" not in row or len(row.strip("|").split("|")) != 4] == []
+
+
+def test_every_refusal_is_an_error_that_the_package_raises() -> None:
+    sources = "\n".join(path.read_text() for path in (TESTS.parent / "lighttransfer").glob("*.py"))
+    sources = re.sub(r'"\n\s*f?"', "", sources)  # messages of several lines
+    section = REFUSALS.read_text().split("## What is refused")[1]
+    errors = re.findall(r"^\|[^|]*\|[^|]*\|[^|`]*`([^`]*)` \| `test_", section, re.MULTILINE)
+    assert len(errors) > 20
+    assert [error for error in errors if error not in sources] == []

@@ -97,14 +97,36 @@ def qwen3_next() -> PreTrainedModel:
     )
 
 
+def llama4() -> PreTrainedModel:
+    return _tiny(
+        transformers.Llama4TextConfig,
+        head_dim=16,
+        intermediate_size_mlp=96,
+        num_local_experts=2,
+        layer_types=["chunked_attention", "full_attention"] * 2,
+    )
+
+
+def t5() -> PreTrainedModel:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=tiny_models.VOCAB, **sizes))
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
-    [(gemma2, "softcap"), (deepseek, "MLA|head_dim"), (gemma3n, "shar"), (qwen3_next, "linear")],
+    [
+        (gemma2, "attention scores must not be capped"),
+        (deepseek, "one head_dim.*multi-head latent attention"),
+        (gemma3n, "keys and values of its own"),
+        (qwen3_next, "full or sliding-window attention.*linear_attention"),
+        (llama4, "full or sliding-window attention.*chunked_attention"),
+        (t5, "must be decoder-only"),
+    ],
 )
 def test_models_that_do_not_fit_are_refused_with_the_reason(build: Callable[[], PreTrainedModel], reason: str) -> None:
     model = build()
     attention = model.config._attn_implementation
-    with pytest.raises((ValueError, NotImplementedError), match=reason):
+    with pytest.raises(ValueError, match=reason):
         lighttransfer.enable(model, **SETTINGS)
     assert model.config._attn_implementation == attention, "a refused model must be as it was"
     assert not hasattr(model.config, "lighttransfer")
@@ -144,3 +166,48 @@ def test_bad_settings_name_the_argument_and_leave_the_model_alone(settings: dict
         lighttransfer.enable(model, **{**SETTINGS, **settings})
     assert model.config._attn_implementation == "sdpa"
     assert not hasattr(model.config, "lighttransfer")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        ({"attention_mask": torch.ones(1, 1, 1, 48)}, "attention_mask must be 2D"),
+        ({"attention_mask": torch.ones(1, 30)}, r"attention_mask must be \[batch, .*\(1, 49\), got \(1, 30\)"),
+        ({"input_ids": torch.tensor([[5, 6]] * 2)}, "key_states must have the cache's batch of 1, got 2"),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(call: dict[str, torch.Tensor], match: str) -> None:
+    """The cache goes on as if they had not been made."""
+    model = enabled()
+    caches = [LightTransferCache(model.config) for _ in range(2)]
+    for cache in caches:
+        model(input_ids=torch.tensor([PROMPT]), cache=cache)
+    with pytest.raises(ValueError, match=match):
+        model(**{"input_ids": torch.tensor([[5, 6]]), **call}, cache=caches[0])
+    after = [model(input_ids=torch.tensor([[5, 6]]), cache=cache).logits for cache in caches]
+    assert torch.equal(*after)
+
+
+def test_dropout_is_refused() -> None:
+    model = tiny_models.build(tiny_models.llama(attention_dropout=0.5))
+    lighttransfer.enable(model, full_layers=2, **SETTINGS).train()
+    with pytest.raises(ValueError, match=r"dropout must be 0 with a LightTransferCache, got 0.5"):
+        model(input_ids=torch.tensor([PROMPT]), cache=LightTransferCache(model.config))
+
+
+def test_a_model_that_is_not_enabled_is_refused() -> None:
+    model = tiny_models.build(tiny_models.llama())
+    with pytest.raises(RuntimeError, match="did not attend through lighttransfer"):
+        model(input_ids=torch.tensor([PROMPT]), cache=LightTransferCache(model.config, **SETTINGS))
+
+
+def test_prompts_open_and_close_in_turn() -> None:
+    cache = LightTransferCache(enabled().config)
+    with pytest.raises(RuntimeError, match="no prompt is open"):
+        cache.end_prefill()
+    with pytest.raises(ValueError, match="prompt_length must be at least 1, got 0"):
+        cache.begin_prefill(0)
+    cache.begin_prefill(4)
+    with pytest.raises(RuntimeError, match="a prompt is open already"):
+        cache.begin_prefill()
