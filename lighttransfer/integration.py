@@ -15,6 +15,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from .attention_function import NAME
 from .cache import LightTransferCache
 from .generation import RowsThatFinish, TimelyDrafts
+from .placement import layer_devices, tensor_parallel_group
 from .selection import Policy
 from .settings import Settings
 
@@ -170,8 +171,8 @@ def _prepare_cache_for_generation(
             model_kwargs[name] = LightTransferCache(
                 self.config,
                 max_length=max_length,
-                process_group=_tensor_parallel_group(self),
-                devices=_layer_devices(self),
+                process_group=tensor_parallel_group(self),
+                devices=layer_devices(self),
             )
     cache = _cache_in(model_kwargs)
     if cache is not None:
@@ -272,31 +273,6 @@ def _get_candidate_generator(self: PreTrainedModel, *args: Any, **kwargs: Any) -
     generator = _original(self, "_get_candidate_generator")(*args, **kwargs)
     model_kwargs = kwargs.get("model_kwargs") or {}
     return TimelyDrafts(generator, next((model_kwargs[n] for n in _CACHE_NAMES if n in model_kwargs), None))
-
-
-def _tensor_parallel_group(model: PreTrainedModel) -> Any:
-    """The process group over which transformers has split the heads; ``None``: they are not split."""
-    mesh: Any = getattr(model, "_device_mesh", None)
-    if mesh is None or getattr(model, "_tp_size", None) in (None, 1):
-        return None
-    return (mesh["tp"] if mesh.ndim > 1 else mesh).get_group()
-
-
-def _layer_devices(model: PreTrainedModel) -> list[torch.device] | None:
-    """The device on which each attention layer runs; ``None``: not every layer says so."""
-    devices: dict[int, torch.device] = {}
-    for module in model.get_decoder().modules():
-        weight = next(module.parameters(), None)
-        index = getattr(module, "layer_idx", None)
-        if weight is None or not isinstance(index, int):
-            continue
-        devices[index] = weight.device
-        if weight.is_meta:  # offloaded: accelerate brings the weights to where the layer runs
-            hook = next((m._hf_hook for m in module.modules() if hasattr(m, "_hf_hook")), None)
-            execution_device = getattr(hook, "execution_device", None)
-            devices[index] = weight.device if execution_device is None else torch.device(execution_device)
-    n_layers = _text_config(model).num_hidden_layers
-    return [devices[index] for index in range(n_layers)] if len(devices) == n_layers else None
 
 
 _HOOKS: dict[str, Callable[..., Any]] = {

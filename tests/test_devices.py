@@ -9,8 +9,9 @@ import torch
 from hybrid_runs import N_LAST, WINDOW, WINDOW_SIZE
 
 import lighttransfer
-from lighttransfer import LightTransferCache, integration
+from lighttransfer import LightTransferCache
 from lighttransfer.memory import prompt_pages
+from lighttransfer.placement import layer_devices
 from lighttransfer.steps import Call, PromptStep
 
 PAGE = 4
@@ -97,6 +98,6 @@ def test_generate_knows_where_layers_run(monkeypatch: pytest.MonkeyPatch) -> Non
     assert out.cache._devices == [torch.device("cpu")] * 5
     for layer in model.model.layers[3:]:
         layer.self_attn.to("meta")
-    assert integration._layer_devices(model) == [torch.device(name) for name in ("cpu", "cpu", "cpu", "meta", "meta")]
+    assert layer_devices(model) == [torch.device(name) for name in ("cpu", "cpu", "cpu", "meta", "meta")]
     model.model.layers[4].self_attn.q_proj._hf_hook = Hook("cuda:1")  # offloaded: weights come when they are used
-    assert integration._layer_devices(model)[4] == torch.device("cuda", 1)
+    assert layer_devices(model)[4] == torch.device("cuda", 1)
