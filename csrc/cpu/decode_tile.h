@@ -2,7 +2,7 @@
 // one KV head against a block of kHeads of its query heads, one head to a group of four lanes.
 #pragma once
 
-#include "simd.h"
+#include "simd_dot.h"
 
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "kernels.h"
 #include "parallel.h"
-#include "simd.h"
+#include "simd_dot.h"
 
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
 namespace {

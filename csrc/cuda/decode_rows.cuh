@@ -1,27 +1,11 @@
 // What a decode CTA knows of its row, and how a warp brings keys of it into shared memory.
 #pragma once
 
-#include "decode_split.h"
-#include "padded_rows.cuh"
+#include "decode_shape.cuh"
 
 namespace lighttransfer::cuda {
 
-constexpr int kDecodeThreads = 32 * kDecodeWarps;
-constexpr int kWarpKeys = kDecodeTile / kDecodeWarps;
-static_assert(kWarpKeys == 32, "a lane for each key");
 constexpr uint32_t kAllKeys = ~0u;
-
-// What a launch derives from its params, once for all CTAs.
-struct DecodeLaunch {
-  DecodeHeads heads;
-  unsigned n_kv_heads, n_sink;
-  int head_dim;
-  uint32_t capacity;        // slots that a row can address
-  int has_runs;             // no 32 keys from a multiple of 32 on cross a page, and
-  int64_t v_from_k;         // keys and values have the same strides: bytes from one to the other
-  float scale_log2;         // softmax_scale * log2(e)
-  DecodePartial* partials;  // in the workspace
-};
 
 struct DecodeRow {
   unsigned b, kv_head;

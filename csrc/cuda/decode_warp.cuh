@@ -6,29 +6,9 @@
 #include <cfloat>
 
 #include "decode_rows.cuh"
+#include "decode_shape.cuh"
 
 namespace lighttransfer::cuda {
-
-// Shapes that one instantiation fixes. kHeadDim is head_dim rounded up to 64, 96, 128 or 256;
-// kGroupTiles n8 tiles hold the query heads.
-template <int kHeadDim_, int kGroupTiles_>
-struct DecodeShape {
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kGroupTiles = kGroupTiles_;
-  static constexpr int kHeads = 8 * kGroupTiles;
-  static constexpr int kWarpDims = kHeadDim / kDecodeWarps;
-  using Rows = PaddedRows<kHeadDim>;
-
-  // Byte offsets in shared memory.
-  static constexpr int kWarpTile = kWarpKeys * Rows::kPitch;
-  static constexpr int kValues = kDecodeTile * Rows::kPitch;  // keys come first
-  static constexpr int kQueries = 2 * kValues;                // a copy per warp: no barrier
-  static constexpr int kWarpQueries = kHeads * Rows::kPitch;
-  static constexpr int kWeights = kQueries + kDecodeWarps * kWarpQueries;
-  static constexpr int kWeightTile = kDecodeTile * 16;                // [key][8 heads]
-  static constexpr int kTops = kWeights + kGroupTiles * kWeightTile;  // fp32 [warp][head]
-  static constexpr int kBytes = kTops + kDecodeWarps * kHeads * 4;
-};
 
 // Of two values per lane, one for each of the heads 2t and 2t + 1 with t = lane % 4: reduces both
 // over the eight lanes of equal t. Lanes 0 to 7 end with one head each, that of decode_place, so
