@@ -6,8 +6,8 @@ Resources come from the .ptxas reports beside the objects; occupancy, bank confl
 each bf16 kernel in tests/cudasim. The bound is the unit that the counts keep busy longest: an upper bound on speed,
 without latencies, and not a measurement.
 
-- prefill_attn: its steady loop in SASS (bench/prefill_instructions.py), which needs cuobjdump and nvdisasm (CUDA's
-  toolkit, or the PyPI packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm); share of 312 TFLOP/s.
+- prefill_attn: its steady loop in SASS, which needs cuobjdump and nvdisasm (bench/sass.py); share of 312 TFLOP/s, and
+  behind it what a model of latencies, barriers and issue slots leaves of that (bench/issue_model.py).
 - the others: the whole launch, in PTX instructions, on the SM with most CTAs, and from DRAM the bytes that
   each asks for (ideally coalesced: caches may do the rest); share of 1,555 GB/s (40 GB) and 2,039 GB/s (80 GB).
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prefill_instructions import disassemble, steady_loop
+from issue_model import tensor_share
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from sass import disassemble, find_cuobjdump, steady_loop
 
 from lighttransfer import _library, ops
 
@@ -49,7 +49,7 @@ CTAS = 32
 CLOCKS = {"tensor": 2.0, "special functions": 2.0, "FP32": 0.5, "issue": 0.25, "shared memory": 4.0}
 SASS_UNITS = {
     "tensor": ("HMMA",),
-    "special functions": ("MUFU",),
+    "special functions": ("MUFU", "F2FP"),
     "FP32": ("FADD", "FMUL", "FFMA"),
     "shared memory": ("LDSM", "LDGSTS"),
 }
@@ -195,11 +195,14 @@ def complete(rows: dict[str, Row], simulated: dict[str, tuple[str, Any]], cuobjd
             continue
         row["threads"], row["dynamic_shared"] = report.block[0], report.dynamic_shared
         row |= occupancy(row["registers"], row["threads"], row["static_shared"] + row["dynamic_shared"])
-        loop = None
         if "prefill_attn" in name and cuobjdump:
-            loop = steady_loop(disassemble(cuobjdump, row["object"]))
-            row["loop_per_hmma"], row["loop_mix"] = loop.total() / loop["HMMA"], dict(loop.most_common())
-            row["bound"] = loop_bound(loop)
+            (listing,) = disassemble(cuobjdump, row["object"]).values()
+            trip = steady_loop(listing)
+            mix = Counter(instruction.opcode for instruction in trip)
+            row["loop_per_hmma"], row["loop_mix"] = mix.total() / mix["HMMA"], dict(mix.most_common())
+            row["bound"] = loop_bound(mix)
+            if name in simulated:
+                row["bound"]["modelled"] = tensor_share(trip, row["ctas_per_sm"], row["threads"] // 32)
         if name not in simulated:
             continue
         row |= {
@@ -216,7 +219,8 @@ def complete(rows: dict[str, Row], simulated: dict[str, tuple[str, Any]], cuobjd
 
 def _bound_text(bound: Row) -> str:
     if "tflops" in bound:
-        return f"{bound['unit']}: {bound['share']:.0%}, {bound['tflops']:.0f} TFLOP/s"
+        modelled = f"; modelled {bound['modelled']:.0%}" if "modelled" in bound else ""
+        return f"{bound['unit']}: {bound['share']:.0%}, {bound['tflops']:.0f} TFLOP/s{modelled}"
     other = bound["other_memory"]
     second = f"{other['share']:.0%}" if other["unit"] == bound["unit"] else f"{other['unit']}, {other['share']:.0%}"
     return f"{bound['unit']}: {bound['share']:.0%} / {second} of DRAM"
@@ -254,7 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=Path, default=ROOT / "build" / "cmake" / "cuda")
     parser.add_argument("--library", type=Path, help="a built _sim.so (default: builds it in build/cmake)")
-    parser.add_argument("--cuobjdump", default=shutil.which("cuobjdump"), help="for the steady loops in SASS")
+    parser.add_argument("--cuobjdump", default=find_cuobjdump(), help="for the steady loops in SASS")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = resources(options.objects)

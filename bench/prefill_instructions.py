@@ -2,8 +2,7 @@
 
     python bench/prefill_instructions.py --objects build/cuda/inst [--cuobjdump PATH] [--simulate] [--json]
 
-Reads attention_*.cu.o and their .ptxas reports. The disassembler is in CUDA's toolkit and in the PyPI packages
-nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm. --simulate runs bf16 calls (B=1, H_q=2, H_kv=1, causal) in
+Reads attention_*.cu.o and their .ptxas reports. --simulate runs bf16 calls (B=1, H_q=2, H_kv=1, causal) in
 tests/cudasim.
 """
 
@@ -12,65 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-Listing = list[tuple[int, str]]  # address, instruction
+from sass import disassemble, find_cuobjdump, steady_loop
 
-#: A forward branch over at least this many instructions without tensor work or copies leaves out a rare path.
-RARE_PATH = 60
 LENGTHS = (512, 1024, 333)
-
-
-def disassemble(cuobjdump: str, path: Path) -> Listing:
-    text = subprocess.run([cuobjdump, "-sass", str(path)], capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", text, re.M)
-    return [(int(address, 16), instruction) for address, instruction in found]
-
-
-def target(instruction: str) -> int | None:
-    match = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", instruction)
-    return int(match[1], 16) if match else None
-
-
-def opcode(instruction: str) -> str:
-    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0].split(".")[0]
-
-
-def executed(listing: Listing, first: int, last: int) -> list[str]:
-    """The opcodes of one trip through a loop, rare paths left out."""
-    index = {address: i for i, (address, _) in enumerate(listing)}
-    trip, i = [], first
-    while i <= last:
-        trip.append(opcode(listing[i][1]))
-        jump = index.get(target(listing[i][1]) or -1, -1)
-        skipped = [opcode(x) for _, x in listing[i + 1 : max(i + 1, jump)]]
-        rare = len(skipped) >= RARE_PATH and not {"HMMA", "LDGSTS"} & set(skipped)
-        i = jump if i < jump <= last and rare else i + 1
-    return trip
-
-
-def steady_loop(listing: Listing) -> Counter[str]:
-    """The loop over unmasked tiles: of all loops without a mask's selects the one with most HMMA."""
-    index = {address: i for i, (address, _) in enumerate(listing)}
-    loops = []
-    for last, (_, instruction) in enumerate(listing):
-        first = index.get(target(instruction) or -1, last + 1)
-        if first <= last:
-            body = Counter(opcode(x) for _, x in listing[first : last + 1])
-            if body["HMMA"] and body["FSEL"] < body["HMMA"] // 8:
-                loops.append(Counter(executed(listing, first, last)))
-    return max(loops, key=lambda trip: trip["HMMA"])
 
 
 def static_row(cuobjdump: str, path: Path) -> dict[str, Any]:
     report = Path(f"{path}.ptxas").read_text()
     frame, stores, loads = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)[:3]
-    trip = steady_loop(disassemble(cuobjdump, path))
+    (listing,) = disassemble(cuobjdump, path).values()
+    trip = Counter(instruction.opcode for instruction in steady_loop(listing))
     return {
         "kernel": path.name.removesuffix(".cu.o"),
         "registers": int(re.findall(r"Used (\d+) registers", report)[0]),
@@ -114,7 +69,7 @@ def simulate() -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=Path, required=True)
-    parser.add_argument("--cuobjdump", default=shutil.which("cuobjdump"))
+    parser.add_argument("--cuobjdump", default=find_cuobjdump())
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
