@@ -92,7 +92,8 @@ class LightTransferCache(PagedCache):
         """An independent copy, such as of a prompt's cache from which several answers start."""
         copy_ = object.__new__(type(self))
         memo[id(self)] = copy_
-        copy_.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        with torch.inference_mode(False):  # what inference mode copies could not be written outside of it
+            copy_.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         for layer in copy_.attention_layers:
             layer.belong_to(copy_)
         copy_.choice.belong_to(copy_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from typing import Any
 
@@ -49,6 +50,10 @@ def test_a_cache_filled_in_inference_mode_goes_on_outside() -> None:
     cache = LightTransferCache(model.config)
     with torch.inference_mode():
         first = model.generate(IDS[:1], cache=cache, max_new_tokens=6, do_sample=False)
+        copied = copy.deepcopy(cache)
     assert streaming(cache)[0]
     whole = model.generate(IDS[:1], max_new_tokens=16, do_sample=False)
-    assert torch.equal(model.generate(first, cache=cache, max_new_tokens=10, do_sample=False), whole)
+    for each in (cache, copied):
+        assert torch.equal(model.generate(first, cache=each, max_new_tokens=10, do_sample=False), whole)
+        each.batch_repeat_interleave(2)
+        each.reset()
