@@ -2,7 +2,7 @@
 # make test    lint, build with CUDA objects, all tests but the slow ones
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
-.PHONY: help demo test test-slow lint format sanitize wheel clean
+.PHONY: help demo test test-slow lint format bench sanitize wheel clean
 
 VENV ?= .venv
 BASE_PYTHON ?= python3
@@ -82,6 +82,10 @@ format: $(VENV)/.test
 # make wheel   the release wheel in dist/: CUDA included, tagged manylinux, proved in a bare environment
 wheel: $(VENV)/.test
 	PYTHON=$(python) bash tests/wheel.sh dist
+
+# make bench   microbenchmarks of every op, by context length
+bench: $(VENV)/.test $(VENV)/.package
+	$(python) -m pytest bench/microbenchmarks.py
 
 # make sanitize  the op tests over an AddressSanitizer and UBSan build
 sanitize: $(VENV)/.test

@@ -1,10 +1,11 @@
 """What attention over a prompt costs, in ratios measured side by side in one run.
 
-  python bench/attention.py [--lengths 1024 2048 4096] [--json]
-  python bench/attention.py --threads 1 --clock cpu   where other programs keep the machine busy
+  python bench/attention.py [--lengths 1024 2048 4096] [--plot FILE.png] [--json]
+  OMP_NUM_THREADS=1 python bench/attention.py --clock cpu   where other programs keep the machine busy
 
 1. plain: prefill_attn against torch's scaled_dot_product_attention on the same causal input.
-2. identification: prefill_attn_lazy against prefill_attn.
+2. identification: prefill_attn_lazy, and retained_mass for users of another kernel, against prefill_attn. The plot
+   shows what they add to it, by length.
 3. streaming: the streaming mask against full attention, whose cost grows with the square of the length.
 
 Every ratio is the median over rounds of (time of one) / (time of the other) with both timed in turn, so that a busy
@@ -14,38 +15,24 @@ machine slows both.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import output
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from lighttransfer.ops import prefill_attn, prefill_attn_lazy
+from lighttransfer.ops import prefill_attn, prefill_attn_lazy, retained_mass
 
 Function = Callable[[], object]
 
 
-def machine() -> str:
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    device = (
-        torch.cuda.get_device_name() if torch.cuda.is_available() else f"{model}, {torch.get_num_threads()} threads"
-    )
-    return f"{device}; {torch.backends.cpu.get_cpu_capability()}; torch {torch.__version__}"
-
-
 def timed(function: Function, args: argparse.Namespace) -> float:
     """Milliseconds."""
-    clock = {"wall": time.perf_counter, "cpu": time.process_time}[args.clock]
+    clock = output.CLOCKS[args.clock]
     if args.device == "cuda":
         torch.cuda.synchronize()
     begin = clock()
@@ -93,12 +80,17 @@ def cases(args: argparse.Namespace, length: int) -> list[tuple[str, str, str, Fu
     def lazy() -> object:
         return prefill_attn_lazy(q, k, v, n_last=args.n_last, **window)
 
+    def mass() -> object:
+        return retained_mass(q_last, k, lse_last, **window)
+
     def streaming() -> object:
         return prefill_attn(q, k, v, **window)
 
+    q_last, lse_last = q[:, -args.n_last :], prefill_attn(q, k, v)[1][..., -args.n_last :]
     return [
         ("plain", "prefill_attn", "torch sdpa", full, sdpa),
         ("identification", "prefill_attn_lazy", "prefill_attn", lazy, full),
+        ("identification", "retained_mass", "prefill_attn", mass, full),
         ("streaming", "streaming mask", "prefill_attn", streaming, full),
     ]
 
@@ -116,35 +108,67 @@ def main() -> None:
     parser.add_argument("--n-last", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: processor time of this process")
+    output.add_clock_option(parser)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="what identification adds, by length")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
     results = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("attention", total=3 * len(args.lengths))
+        task = progress.add_task("attention", total=4 * len(args.lengths))
         for length in args.lengths:
             for question, ours_name, other_name, ours, other in cases(args, length):
                 measured = compare(ours, other, args)
                 results.append({"question": question, "length": length, "of": ours_name, "to": other_name, **measured})
                 progress.advance(task)
 
-    if args.json:
-        print(json.dumps({"machine": machine(), "settings": vars(args), "results": results}, indent=1))
-        return
-    shape = f"B={args.batch} H={args.heads}/{args.kv_heads} D={args.head_dim} {args.dtype}"
+    if args.plot:
+        plot(args, results)
+    show(args, results)
+
+
+def shape(args: argparse.Namespace) -> str:
+    return f"B={args.batch} H={args.heads}/{args.kv_heads} D={args.head_dim} {args.dtype}"
+
+
+def show(args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     window = f"window {args.n_sink} + {args.n_recent}, n_last {args.n_last}"
-    table = Table(title=f"{shape}, {window},\nmedians of {args.rounds} rounds, {args.clock} clock", caption=machine())
-    for column in ("S", "this", "ms", "against", "ms", "ratio"):
-        table.add_column(column, justify="left" if column in ("this", "against") else "right", no_wrap=True)
+    title = f"{shape(args)}, {window},\nmedians of {args.rounds} rounds, {args.clock} clock"
+    columns = {"S": "right", "this": "left", "ms": "right", "against": "left", "its ms": "right", "ratio": "right"}
+    table = output.table(title, columns)
     for question in ("plain", "identification", "streaming"):
         for r in (r for r in results if r["question"] == question):
             numbers = f"{r['ms']:.2f}", r["to"], f"{r['other_ms']:.2f}", f"{r['ratio']:.3f}"
             table.add_row(str(r["length"]), r["of"], *numbers)
         table.add_section()
-    Console().print(table)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    output.show(args, {"settings": settings, "results": results}, table)
+
+
+def plot(args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """Percent of the attention pass that identification adds: fused into it, or by a call of its own."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    for op, label, whole in (
+        ("prefill_attn_lazy", "prefill_attn_lazy: fused into the pass", 1.0),
+        ("retained_mass", "retained_mass: a call of its own", 0.0),
+    ):
+        points = [(r["length"], 100 * (r["ratio"] - whole)) for r in results if r["of"] == op]
+        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    axes.axhline(0, color="0.7", linewidth=0.8)
+    axes.set(xscale="log", xlabel="context length (tokens)", ylabel="% of prefill_attn's time")
+    axes.set_xticks(args.lengths, [f"{n:,}" for n in args.lengths])
+    axes.minorticks_off()
+    axes.set_title(f"What identification costs: {shape(args)}, n_last {args.n_last}", fontsize=10)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(args.plot, dpi=130)
 
 
 if __name__ == "__main__":
