@@ -135,7 +135,8 @@ class LightTransferCache(PagedCache):
     def activate_past_recording(self) -> None:
         """From the next call on, what rings overwrite is kept until :meth:`crop`, which can then take tokens back.
 
-        Calls that are recorded, but for the first of all and prompts that :meth:`begin_prefill` announces, are drafts:
+        Calls that are recorded, but for the first of all and prompts that are announced (:meth:`begin_prefill`,
+        :meth:`announce_prompt`), are drafts:
         each token is a decode step, and a choice that decode steps make waits for the crop that says which ones stay.
         What was recorded is forgotten when rows change places.
         """
@@ -272,14 +273,9 @@ class LightTransferCache(PagedCache):
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
         self._prefill = OpenPrefill(prompt_length, self._seen, list(self.lengths))
 
-    def announce_prompt(self, n_columns: int) -> None:
-        """While drafts are recorded: the next call is no draft but a prompt, up to column ``n_columns`` of the batch.
-
-        One token is a decode step all the same.
-        """
-        n_new = n_columns - self._seen
-        if self._prefill is None and self._seen > 0 and n_new > 1:
-            self.begin_prefill(n_new)
+    def announce_prompt(self) -> None:
+        """While calls are recorded: the next one, if it has several tokens, is no draft but a prompt."""
+        self._prompt_comes = True
 
     def tokens_until_choice(self) -> int:
         """How many more tokens make some row choose its layers; a very large number if none will. At least 1."""

@@ -59,7 +59,7 @@ class TimelyDrafts:
         if self._is_first:
             n_timely = 0
             if isinstance(self._cache, LightTransferCache):
-                self._cache.announce_prompt(n_given)
+                self._cache.announce_prompt()
         elif isinstance(self._cache, LightTransferCache):
             n_timely = min(n_drafts, self._cache.tokens_until_choice() - 1)  # the token before them is read too
         else:

@@ -77,6 +77,7 @@ class PagedCache(Rows):
         self.choice = DecodeChoice(self)
         self.decoding = Decoding(self)
         self._prefill: OpenPrefill | None = None
+        self._prompt_comes = False  # whether the next call is a prompt though calls are recorded
         self._handed: CacheLayer | None = None  # whose keys are on their way from update() to the attention function
         self._step: PromptStep | None = None  # the call in progress; None: a decode step, or none
         self._layers_left = 0  # of the call in progress
@@ -201,7 +202,7 @@ class PagedCache(Rows):
             self._prefill = None  # one chunk after all
         if self._prefill is not None:
             step.keeps_queries = self.choice.is_open
-        elif self.records_past and self._seen > 0 and prefill is None:
+        elif self.records_past and self._seen > 0 and prefill is None and not self._prompt_comes:
             # While drafts are verified no call is a prompt but the first, and those that are announced.
             step.is_draft, step.measures = True, not step.is_padded and self.choice.measures(n_tokens)
             if not step.measures:
@@ -217,6 +218,7 @@ class PagedCache(Rows):
 
     def _end(self, n_tokens: int) -> None:
         step, self._step = self._step, None
+        self._prompt_comes = False
         if self.records_past:
             self.recorded.append(RecordedCall(n_tokens, step is not None and (step.is_padded or bool(step.decides))))
         if step is None:

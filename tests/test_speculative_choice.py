@@ -108,3 +108,28 @@ def test_the_choice_rests_on_the_accepted_tokens(rule: str, calls: list[tuple[in
         row.append(token)
     run = Run([[*row, 0]], [5], torch.stack(logits)[None], cache)
     references.check(run, [dict.fromkeys(choice.streaming, cut_at)])
+
+
+@pytest.mark.parametrize("mode", SPECULATION)
+@pytest.mark.parametrize("settings", [{}, {"full_layers": 3, "reselect_turns": True, "reselect_bytes": 50 * 1024}])
+def test_a_later_turns_prompt_chooses_under_speculation_too(mode: str, settings: dict[str, Any]) -> None:
+    """A short prompt's choice that falls at the second turn, and a re-selection there."""
+    model, _ = enabled(**settings)
+    prompt = tiny_models.prompt(47 if settings else 5, seed=44)
+    turn = tiny_models.prompt(30, seed=45)
+
+    def answer(**speculation: Any) -> Any:
+        cache = LightTransferCache(model.config)
+        options = {"do_sample": False, "cache": cache, "return_dict_in_generate": True}
+        first = model.generate(torch.tensor([prompt]), max_new_tokens=3, **options).sequences
+        assert len(streaming(cache)[0]) == (2 if settings else 0)
+        ids = torch.tensor([[int(first[0, -1]), *turn]])  # the new tokens alone: assisted decoding takes no others
+        mask = torch.ones(1, first.shape[1] + 30, dtype=torch.long)
+        return model.generate(ids, attention_mask=mask, max_new_tokens=40, **options, **speculation)
+
+    plain, fast = answer(), answer(**SPECULATION[mode]())
+    assert len(streaming(plain.cache)[0]) == 3
+    assert torch.equal(fast.sequences, plain.sequences)
+    assert streaming(fast.cache) == streaming(plain.cache)
+    scores = [out.cache.report().requests[0].scores for out in (plain, fast)]
+    assert all(abs(scores[0][layer] - scores[1][layer]) < 5e-6 for layer in scores[0])
