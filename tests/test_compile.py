@@ -1,0 +1,220 @@
+"""torch.compile: decode steps in one graph that stays the same, and every way in which ``generate`` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hybrid_runs as runs
+import pytest
+import tiny_models
+import torch
+from hybrid_runs import WINDOW_SIZE, streaming
+from test_decode_step import LONG, N_STEPS, SETTINGS, SHORT, Request, assert_same, stepped
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+from transformers import CompileConfig, PreTrainedModel
+
+import lighttransfer
+from lighttransfer.cache import LightTransferCache
+
+MIXED: dict[str, object] = {"full_layers": 2}
+PROMPTS = [tiny_models.prompt(length, seed=seed) for seed, length in enumerate((47, 30, 39))]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled_steps(request: Request, backend: str = "eager", n_steps: int = N_STEPS) -> CompileCounterWithBackend:
+    """Decodes in one graph (``fullgraph``: a break is an error); returns what was compiled."""
+    counter = CompileCounterWithBackend(backend)
+    forward = torch.compile(request.forward, backend=counter, fullgraph=True)
+    for _ in range(n_steps):
+        with request.cache.decode_step():
+            logits = forward()
+        request.take(logits)
+    return counter
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "mixtral", "gemma3", "gpt_oss"])
+def test_a_decode_step_is_one_graph(architecture: str) -> None:
+    request = Request(MIXED, LONG, architecture)
+    request.cache.reserve(N_STEPS)
+    counter = compiled_steps(request)
+    request.cache.reserve(0)
+    assert counter.frame_count == 1, "a step was compiled again: at a page boundary, a wrap, or with every length"
+    assert all(length > 2 * WINDOW_SIZE for length in request.cache.lengths)
+    assert_same(request, stepped(MIXED, LONG, architecture))
+
+
+def test_without_a_reservation_only_growth_compiles_again() -> None:
+    """A table that became wider and a pool that grew are other shapes, after which both are dynamic."""
+    request = Request(MIXED, LONG)
+    assert compiled_steps(request).frame_count <= 4
+    assert_same(request, stepped(MIXED, LONG))
+
+
+@pytest.mark.parametrize("policy", ["lazy_ratio", "output_error"])
+def test_a_deferred_choice_adds_the_step_that_measures(policy: str) -> None:
+    settings = {**MIXED, "policy": policy}
+    request = Request(settings, SHORT)
+    request.cache.reserve(N_STEPS)
+    counter = compiled_steps(request)
+    request.cache.reserve(0)
+    assert counter.frame_count <= 4, "with and without measuring, at most twice each"
+    assert_same(request, stepped(settings, SHORT))
+
+
+def test_through_aot_autograd() -> None:
+    request = Request(MIXED, LONG)
+    request.cache.reserve(N_STEPS)
+    assert compiled_steps(request, "aot_eager").frame_count == 1
+    request.cache.reserve(0)
+    assert_same(request, stepped(MIXED, LONG))
+
+
+@pytest.mark.slow
+def test_through_inductor() -> None:
+    request = Request(MIXED, LONG)
+    request.cache.reserve(N_STEPS)
+    assert compiled_steps(request, "inductor").frame_count == 1
+    # The ops change the pool in place: a copy of it in every layer would cost more than the step.
+    missed = {name: n for name, n in counters["inductor"].items() if "missed_reinplacing" in name}
+    assert not any(missed.values()), missed
+    request.cache.reserve(0)
+    assert_same(request, stepped(MIXED, LONG))
+
+
+def test_a_compiled_step_outside_of_decode_step_breaks_the_graph_and_still_works() -> None:
+    request = Request(MIXED, LONG)
+    forward = torch.compile(request.forward, backend="eager")
+    for _ in range(4):
+        request.take(forward())
+    assert counters["graph_break"], "the host had its part in the middle of the call"
+    expected = Request(MIXED, LONG)
+    for _ in range(4):
+        expected.take(expected.forward())
+    assert_same(request, expected)
+
+
+@torch.no_grad()
+def test_attention_without_our_cache_is_one_graph() -> None:
+    model = tiny_models.build(tiny_models.llama())
+    ids = torch.tensor([LONG[0]])
+    expected = model(input_ids=ids, use_cache=False).logits
+    lighttransfer.enable(model, **{**SETTINGS, **MIXED})
+    got = torch.compile(model, backend="eager", fullgraph=True)(input_ids=ids, use_cache=False).logits
+    assert torch.equal(got, expected)
+
+
+# generate.
+
+
+def enabled() -> PreTrainedModel:
+    model = tiny_models.build(tiny_models.llama(num_hidden_layers=3))
+    return lighttransfer.enable(model, **{**SETTINGS, "full_layers": 1})
+
+
+def config(backend: str = "eager", **settings: Any) -> CompileConfig:
+    """What a user passes as ``compile_config``, made to count on the CPU, which transformers otherwise leaves alone."""
+    compile_config = CompileConfig(backend=backend, mode=None, **settings)
+    compile_config._compile_all_devices = True
+    return compile_config
+
+
+def n_graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, SHORT])
+def test_generate_with_a_compile_config(prompts: list[list[int]]) -> None:
+    expected = runs.generate(enabled(), prompts, 24)
+    model = enabled()
+    for _ in range(2):
+        run = runs.generate(model, prompts, 24, compile_config=config(fullgraph=True))
+        assert run.answers == expected.answers
+        assert streaming(run.cache) == streaming(expected.cache)
+        assert (run.logits - expected.logits).abs().max() < 2e-5
+        bytes_held = [[r.bytes_held for r in each.cache.report().requests] for each in (run, expected)]
+        assert bytes_held[0] == bytes_held[1]
+        assert run.cache.report().storage_bytes == run.cache.report().peak_storage_bytes, "the pool has grown"
+        assert not run.cache.decoding.is_open
+    assert 1 <= n_graphs() <= (1 if prompts is PROMPTS else 3), "the second call is the first one's graph"
+
+
+def test_a_cache_of_ones_own_with_a_compile_config() -> None:
+    model = enabled()
+    expected = runs.generate(enabled(), PROMPTS, 24)
+    cache = LightTransferCache(model.config)
+    run = runs.generate(model, PROMPTS, 24, cache=cache, compile_config=config(fullgraph=True))
+    assert run.answers == expected.answers
+    assert n_graphs() == 1
+    assert runs.generate(model, PROMPTS, 4, cache=LightTransferCache(model.config)).answers == [
+        answer[:4] for answer in expected.answers
+    ]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"prefill_chunk_size": 7},
+        {"num_beams": 2},
+        {"prompt_lookup_num_tokens": 3},
+        {"disable_compile": True},
+        {"use_cache": False},
+    ],
+    ids=lambda mode: next(iter(mode)),
+)
+def test_other_modes_with_a_compile_config(mode: dict[str, Any]) -> None:
+    """Chunks are read uncompiled; beams, drafts and no cache at all are not compiled, as with a static cache."""
+    prompts = PROMPTS[:1]
+    ids = torch.tensor(prompts)
+    settings = {"max_new_tokens": 16, "do_sample": False, **mode}
+    expected = enabled().generate(ids, **settings)
+    assert torch.equal(enabled().generate(ids, **settings, compile_config=config(fullgraph=True)), expected)
+    assert n_graphs() == ("prefill_chunk_size" in mode)
+
+
+def test_on_the_cpu_a_compile_config_alone_compiles_nothing() -> None:
+    """transformers compiles on accelerators; what it was asked elsewhere it says and leaves."""
+    expected = runs.generate(enabled(), PROMPTS, 8)
+    run = runs.generate(enabled(), PROMPTS, 8, compile_config=CompileConfig(backend="no such backend"))
+    assert run.answers == expected.answers
+
+
+def _forward(model: PreTrainedModel, counter: CompileCounterWithBackend) -> None:
+    model.forward = torch.compile(model.forward, backend=counter)
+
+
+def _module(model: PreTrainedModel, counter: CompileCounterWithBackend) -> None:
+    model.compile(backend=counter)
+
+
+def _parts(model: PreTrainedModel, counter: CompileCounterWithBackend) -> None:
+    for layer in model.model.layers:
+        layer.compile(backend=counter)
+
+
+@pytest.mark.parametrize("compile_", [_forward, _module, _parts])
+def test_generate_of_a_compiled_model(
+    compile_: Callable[[PreTrainedModel, CompileCounterWithBackend], None],
+) -> None:
+    """The prompt is read with graph breaks, decode steps without: generate does the host's part between them."""
+    counter = CompileCounterWithBackend("eager")
+    expected = runs.generate(enabled(), PROMPTS, 24)
+    model = enabled()
+    compile_(model, counter)
+    first = runs.generate(model, PROMPTS, 3)
+    breaks, graphs = sum(counters["graph_break"].values()), counter.frame_count
+    assert graphs > 0
+    assert [answer[:3] for answer in expected.answers] == first.answers
+    run = runs.generate(model, PROMPTS, 24)
+    assert run.answers == expected.answers
+    assert streaming(run.cache) == streaming(expected.cache)
+    assert sum(counters["graph_break"].values()) == breaks, "a decode step broke the graph"
+    assert counter.frame_count - graphs <= 4 * len(model.model.layers), "compiled with every step"
