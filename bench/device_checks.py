@@ -16,15 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from device_model_checks import MODEL_CHECKS, Missing, tests_path
 from torch import Tensor
 
 from lighttransfer import _library, ops
 
 BF16 = torch.bfloat16
-
-
-class Missing(Exception):
-    """What a check needs is not on this machine; the text says what."""
 
 
 def int32(*values: int, device: str) -> Tensor:
@@ -158,8 +155,7 @@ def simulated() -> Iterator[None]:
     """The ops in here run the device code in the simulator, on CPU tensors; a finding is an error."""
     if importlib.util.find_spec("pybind11") is None:
         raise Missing("needs pybind11")
-    tests = Path(__file__).parent.parent / "tests"
-    sys.path.insert(0, str(tests))
+    tests_path()
     import simulator
 
     if reason := simulator.missing():
@@ -199,6 +195,7 @@ CHECKS: list[Callable[[str], None]] = [
     offsets_above_2_31,
     a_row_alone_equals_its_row_in_a_batch,
     equals_the_simulator,
+    *MODEL_CHECKS,
 ]
 SMALL = [graph_across_a_ring_wrap, a_row_alone_equals_its_row_in_a_batch]
 
@@ -233,7 +230,7 @@ def main() -> int:
     for check in SMALL if options.small else CHECKS:
         results[check.__name__] = outcome(check, device)
         print(f"{check.__name__}: {results[check.__name__]}", flush=True)
-        if options.rehearse and check is not equals_the_simulator:
+        if options.rehearse and check not in (equals_the_simulator, *MODEL_CHECKS):
             name = f"{check.__name__} in the simulator"
             results[name] = outcome(in_simulator(check), device)
             print(f"{name}: {results[name]}", flush=True)

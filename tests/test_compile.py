@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 from hybrid_runs import WINDOW_SIZE, streaming
-from test_decode_step import LONG, N_STEPS, SETTINGS, SHORT, Request, assert_same, stepped
+from test_decode_step import LONG, N_STEPS, PAGE, SETTINGS, SHORT, Request, assert_same, stepped
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import CompileConfig, PreTrainedModel
@@ -142,9 +142,30 @@ def test_generate_with_a_compile_config(prompts: list[list[int]]) -> None:
         assert (run.logits - expected.logits).abs().max() < 2e-5
         bytes_held = [[r.bytes_held for r in each.cache.report().requests] for each in (run, expected)]
         assert bytes_held[0] == bytes_held[1]
-        assert run.cache.report().storage_bytes == run.cache.report().peak_storage_bytes, "the pool has grown"
         assert not run.cache.decoding.is_open
+        layer = run.cache.attention_layers[0]
+        for tensor in (layer.pool.k, layer.pool.v, layer.blocks.tensor, layer.n_recent, layer.clock.seq_len):
+            assert tensor._dynamo_static_input_type == "unguarded", "CUDA graphs would copy it in every step"
     assert 1 <= n_graphs() <= (1 if prompts is PROMPTS else 3), "the second call is the first one's graph"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("prompts", [PROMPTS, SHORT])
+def test_a_pool_for_compiled_steps_has_room_for_the_answer_from_the_start(prompts: list[list[int]]) -> None:
+    """What a row needs at most on its way to 1,000 tokens: all layers until its choice is due, one after it."""
+    model = enabled()
+    cache = LightTransferCache(model.config)
+    cache.compile_for(1000)
+    ids, mask = tiny_models.left_pad(prompts)
+    model(input_ids=ids, attention_mask=mask, cache=cache)
+    layer = cache.attention_layers[0]
+    assert layer.pool.n_pages == 3 * (1000 // PAGE + 2 * WINDOW_SIZE // PAGE)
+    with cache.decode_step():
+        key = cache.graph_key
+        model(input_ids=torch.ones(3, 1, dtype=torch.int64), cache=cache)
+    assert layer.blocks.tensor.shape == (3, 1000 // PAGE)
+    with cache.decode_step():
+        assert cache.graph_key == key
 
 
 def test_a_cache_of_ones_own_with_a_compile_config() -> None:
