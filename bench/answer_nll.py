@@ -156,6 +156,7 @@ def plot(path: Path, means: dict[str, dict[int, float]], title: str) -> None:
         axes.plot(list(values), list(values.values()), marker="o", label=name, **style)
     axes.set(xlabel="full layers", ylabel="rise of the answer's NLL, nats a token")
     axes.set_yscale("symlog", linthresh=0.01)
+    axes.set_xticks(list(next(iter(means.values()))))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.suptitle(title, fontsize=9)
