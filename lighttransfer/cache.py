@@ -32,16 +32,16 @@ class LightTransferCache(PagedCache):
     Lengths are logical: :meth:`get_seq_length` counts the tokens seen, whatever a layer still holds. Which layers
     stream is decided per request at the end of its prompt, layer by layer while the prompt is being read: as soon as
     one layer too many is full, the laziest is cut to its window and its pages hold the next layer's keys. A prompt
-    inside the window is left whole and its choice deferred (:class:`~lighttransfer.settings.Settings`). A choice is
-    never taken back.
+    inside the window is left whole and its choice deferred (:class:`~lighttransfer.settings.Settings`). A layer that
+    was cut never becomes whole again; the choice is final, unless ``reselect_every`` or ``reselect_turns`` cut more.
 
     The model must attend through lighttransfer (:func:`lighttransfer.enable`, or
     ``attn_implementation="lighttransfer"``). The first call of several tokens is taken for the whole prompt. If it
     comes in chunks, say so beforehand, by ``prompt_length`` or by :meth:`begin_prefill`; the choice then waits for the
     last chunk. Later calls of several tokens are turns of the conversation: they attend to what is left of the cache
-    and choose nothing, unless the choice is still open and the sequence has outgrown the window. A call of one token
-    per row is a decode step; its token is real in every row, whatever the mask says, until a later prompt's mask says
-    that a row's last tokens were padding.
+    and choose nothing, unless the choice is still open and the sequence has outgrown the window, or ``reselect_turns``
+    is set and memory asks for it. A call of one token per row is a decode step; its token is real in every row,
+    whatever the mask says, until a later prompt's mask says that a row's last tokens were padding.
 
     Args:
         config: the model's config; says which layers have full attention. Its ``lighttransfer`` entry, if any, holds

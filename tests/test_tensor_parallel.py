@@ -22,8 +22,12 @@ def answers(model: Any) -> dict[str, Any]:
     # The last row is inside the window: it chooses while it decodes.
     ids, mask = tiny_models.left_pad([tiny_models.prompt(length, seed=length) for length in (30, 23, 5)])
     result = {}
-    for policy in POLICIES:
-        lighttransfer.enable(model, policy=policy, **SETTINGS)
+    # A rank holds its share of the heads, so its share of the bytes: 32 pages of four tokens.
+    n_bytes = 32 * 4 * 2 * 2 * 16 * 4 // int(os.environ.get("WORLD_SIZE", "1"))
+    later = {"policy": "lazy_ratio", "full_layers": 3, "reselect_every": 4, "reselect_bytes": n_bytes}
+    changes = {**{policy: {"policy": policy} for policy in POLICIES}, "reselect_every": later}
+    for policy, settings in changes.items():
+        lighttransfer.enable(model, **{**SETTINGS, **settings})
         out = model.generate(ids, attention_mask=mask, max_new_tokens=15, do_sample=False, return_dict_in_generate=True)
         report = out.cache.report()
         result[policy] = {
@@ -49,11 +53,12 @@ def test_two_ranks_choose_as_one(tmp_path: Path) -> None:
     expected = answers(model)
     assert any(row != expected["lazy_ratio"]["streaming"][0] for row in expected["output_error"]["streaming"])
     assert all(row for result in expected.values() for row in result["streaming"])
+    assert [len(row) for row in expected["reselect_every"]["streaming"]] == [3, 3, 2]
     run = launch(tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     for rank in (0, 1):
         result = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        for policy in POLICIES:
+        for policy in expected:
             assert result[policy]["streaming"] == expected[policy]["streaming"]
             assert result[policy]["tokens"] == expected[policy]["tokens"]
             assert 2 * result[policy]["bytes"] == expected[policy]["bytes"]
