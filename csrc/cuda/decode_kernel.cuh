@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     __syncwarp();  // the other lanes' keys
     warp.score();
     warp.template weigh<true>(visible);
-    if (p.mass != nullptr) warp.template add_masses<true>(first);
+    if (launch.has_mass != 0) warp.template add_masses<true>(first);
     wait_for_copies<0>();
     __syncthreads();
     warp.template add_values<true>();
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
                         });
       }
       warp.template weigh<false>(now_visible);
-      if (p.mass != nullptr) warp.template add_masses<false>(first);
+      if (launch.has_mass != 0) warp.template add_masses<false>(first);
       if (n_more > 0) {
         wait_for_copies<1>();  // the values; the next keys are on their way
       } else {

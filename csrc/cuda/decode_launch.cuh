@@ -19,6 +19,7 @@ void launch_decode_shape(const StreamingDecodeParams& p, cudaStream_t stream) {
   launch.n_sink = static_cast<unsigned>(p.n_sink);
   launch.head_dim = static_cast<int>(p.head_dim);
   launch.capacity = decode_capacity(capacity);
+  launch.has_mass = p.mass != nullptr;
   const KvCache& c = p.cache;
   launch.has_runs = (c.block_table == nullptr || c.page_size % kWarpKeys == 0) &&
                     c.k.page_stride == c.v.page_stride && c.k.slot_stride == c.v.slot_stride &&

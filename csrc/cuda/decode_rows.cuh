@@ -22,7 +22,11 @@ struct DecodeRow {
         ring{n_sink, static_cast<uint32_t>(p.n_recent[b])} {
     const bool wrapped = ring.wrapped(length + 1u);
     n_slots = length < 0 ? 0 : min(wrapped ? ring.n_slots(length + 1u) : length + 1u, capacity);
-    new_slot = wrapped ? ring.slot(length) : length;
+    new_slot = length;
+    if (wrapped) {
+      __builtin_assume(static_cast<uint32_t>(length) >= n_sink);  // what wrapped() implies
+      new_slot = ring.slot(length);
+    }
   }
 };
 

@@ -37,6 +37,7 @@ struct DecodeLaunch {
   unsigned n_kv_heads, n_sink;
   int head_dim;
   uint32_t capacity;        // slots that a row can address
+  int has_mass;             // masses are asked for
   int has_runs;             // no 32 keys from a multiple of 32 on cross a page, and
   int64_t v_from_k;         // keys and values have the same strides: bytes from one to the other
   float scale_log2;         // softmax_scale * log2(e)

@@ -149,7 +149,7 @@ struct DecodeWarp {
         const float shrink =
             greatest[n][h] == -CUDART_INF_F ? 1.0f : fast_exp2(top[n][h] - greatest[n][h]);
         sum[n][h] *= shrink;
-        if (p.mass != nullptr) sink[n][h] *= shrink, kept[n][h] *= shrink;
+        if (launch.has_mass != 0) sink[n][h] *= shrink, kept[n][h] *= shrink;
 #pragma unroll
         for (int d = 0; d < Shape::kWarpDims / 16; ++d) {
           out[n][d][h] *= shrink;
@@ -222,7 +222,7 @@ struct DecodeWarp {
   template <bool kFirst>
   __device__ __forceinline__ void add_values() {
     const uint32_t v_lane =
-        shared + Shape::kValues + Rows::lane_rows_first(lane) + warp * Shape::kWarpDims * 2;
+        shared + Shape::kValues + Rows::lane_columns_first(lane) + warp * Shape::kWarpDims * 2;
     const uint32_t weights_lane = shared + Shape::kWeights + lane * 16;
     if constexpr (kFirst) {
 #pragma unroll
@@ -244,10 +244,9 @@ struct DecodeWarp {
         static_for<Shape::kWarpDims / 16>([&](auto d) {
           uint32_t v[4];
           load_matrices_transposed<kRows + d * 32>(v, v_lane);
-          const uint32_t v_t[4] = {v[0], v[2], v[1], v[3]};  // matrices, too, are transposed
 #pragma unroll
           for (int n = 0; n < kGroupTiles; ++n) {
-            multiply_add<T>(out[n][d], v_t, weights[n][2 * step], weights[n][2 * step + 1]);
+            multiply_add<T>(out[n][d], v, weights[n][2 * step], weights[n][2 * step + 1]);
           }
         });
       });
@@ -270,7 +269,7 @@ struct DecodeWarp {
         *reinterpret_cast<float2*>(&partial->top) = {(lane & 4) != 0 ? top[n][1] : top[n][0],
                                                      own_sum};
       }
-      if (p.mass != nullptr) {
+      if (launch.has_mass != 0) {
         const float own_sink = reduce_heads(sink[n], lane, plus);
         const float own_kept = reduce_heads(kept[n], lane, plus);
         if (lane < 8) *reinterpret_cast<float2*>(&partial->sink) = {own_sink, own_kept};
