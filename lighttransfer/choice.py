@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .memory import full_layers, n_affordable
+from .part import CachePart
 from .prompt import signal_from_cache
 from .selection import LayerSelector, LayerSignal, reduce_over_ranks
 
@@ -40,7 +40,7 @@ def reads_late(scores: Tensor) -> bool:
     return scores.is_cuda
 
 
-class LayerChoice:
+class LayerChoice(CachePart):
     """The choices of a cache's rows.
 
     A row is *open* until its layers are chosen; all its layers are full until then. Rows choose for themselves: what a
@@ -55,7 +55,7 @@ class LayerChoice:
     """
 
     def __init__(self, cache: PagedCache) -> None:
-        self._cache_ref = weakref.ref(cache)
+        super().__init__(cache)
         self._policy = cache.settings.policy
         self._indices = [layer.index for layer in cache.competing]
         self.n_full = cache.settings.n_full(len(self._indices))
@@ -63,16 +63,6 @@ class LayerChoice:
         self.limit = int(cache.settings.defer_windows * cache.settings.window.size)
         self._reading: tuple[CacheLayer, Sequence[int], Reading] | None = None
         self.begin(0)
-
-    @property
-    def _cache(self) -> PagedCache:
-        cache = self._cache_ref()
-        assert cache is not None
-        return cache
-
-    def belong_to(self, cache: PagedCache) -> None:
-        """Moves the choice to a copy of its cache."""
-        self._cache_ref = weakref.ref(cache)
 
     def begin(self, n_rows: int) -> None:
         """Nothing is chosen for ``n_rows`` rows; with every layer full there is nothing to choose."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,13 +10,14 @@ import torch
 from torch import Tensor
 
 from .memory import answer_pages
+from .part import CachePart
 from .window import _check_count
 
 if TYPE_CHECKING:
     from .paged_cache import PagedCache
 
 
-class Decoding:
+class Decoding(CachePart):
     """What the host does before and after decode steps.
 
     The step itself, one token per row through all layers, is the device's alone: lengths, windows and block tables are
@@ -34,18 +34,8 @@ class Decoding:
     """
 
     def __init__(self, cache: PagedCache) -> None:
-        self._cache_ref = weakref.ref(cache)
+        super().__init__(cache)
         self.begin(0)
-
-    @property
-    def _cache(self) -> PagedCache:
-        cache = self._cache_ref()
-        assert cache is not None
-        return cache
-
-    def belong_to(self, cache: PagedCache) -> None:
-        """Moves it to a copy of its cache."""
-        self._cache_ref = weakref.ref(cache)
 
     def begin(self, n_rows: int) -> None:
         """A new batch."""
