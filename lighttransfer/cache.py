@@ -181,9 +181,10 @@ class LightTransferCache(PagedCache):
             self._accept_drafts(n_tokens)
 
     def reset(self) -> None:
-        """Forgets everything; the settings stay."""
+        """Forgets everything, that calls are recorded too; the settings stay."""
         for layer in self.attention_layers:
             layer.clear()
+            layer.record_past = False
         self._clear()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

@@ -164,3 +164,15 @@ def test_what_was_recorded_does_not_outlive_a_change_of_rows(model: torch.nn.Mod
     with pytest.raises(ValueError, match="ring has wrapped"):
         cache.crop(-1)
     assert cache.lengths == [(22, 28)[row] for row in order]
+
+
+@torch.no_grad()
+def test_reset_ends_the_recording(model: torch.nn.Module) -> None:
+    cache = LightTransferCache(model.config)
+    read(model, cache, PROMPTS)
+    cache.activate_past_recording()
+    read(model, cache, LATER[:, :1])
+    cache.reset()
+    read(model, cache, PROMPTS)
+    with cache.decode_step():  # refused while calls are recorded
+        read(model, cache, LATER[:, :1])
