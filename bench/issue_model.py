@@ -34,7 +34,7 @@ TENSOR, SPECIAL, FP32, INTEGER, SHARED = "tensor", "special", "fp32", "integer",
 OCCUPIED = {TENSOR: 8, SPECIAL: 8, FP32: 2, INTEGER: 2}
 UNITS = {
     TENSOR: ("HMMA",),
-    SPECIAL: ("MUFU", "F2FP", "I2F", "F2I", "POPC"),  # conversions: 16 a clock and SM, CUDA's programming guide
+    SPECIAL: ("MUFU", "F2FP", "I2F", "F2I", "POPC"),  # conversions: 16 a clock and SM, documented for sm_70
     FP32: ("FFMA", "FADD", "FMUL", "IMAD"),
     INTEGER: ("FMNMX", "FSETP", "FSEL", "IADD3", "LOP3", "LEA", "SHF", "SEL", "ISETP", "PRMT", "MOV", "PLOP3"),
     SHARED: ("LDSM", "LDS", "STS", "SHFL", "LDGSTS"),

@@ -136,8 +136,8 @@ class LightTransferCache(PagedCache):
         """From the next call on, what rings overwrite is kept until :meth:`crop`, which can then take tokens back.
 
         Calls that are recorded, but for the first of all and prompts that are announced (:meth:`begin_prefill`,
-        :meth:`announce_prompt`), are drafts:
-        each token is a decode step, and a choice that decode steps make waits for the crop that says which ones stay.
+        :meth:`announce_prompt`), are drafts: each token is a decode step, and a choice that decode steps make waits for
+        the crop that says which ones stay.
         What was recorded is forgotten when rows change places.
         """
         for layer in self.attention_layers:

@@ -87,7 +87,7 @@ class LayerChoice(CachePart):
 
     @property
     def _reselects_turns(self) -> bool:
-        return self._cache.settings.reselect_turns and self.fixed is None
+        return self.cache.settings.reselect_turns and self.fixed is None
 
     def start(self, before: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """The rows that choose at the end of a prompt that takes them from ``before`` to ``lengths`` tokens.
@@ -97,7 +97,7 @@ class LayerChoice(CachePart):
         rows = []
         for row, (begin, length) in enumerate(zip(before, lengths, strict=True)):
             if not self.is_decided[row]:
-                is_due = self.fixed is not None or length > max(begin, self._cache.settings.window.size)
+                is_due = self.fixed is not None or length > max(begin, self.cache.settings.window.size)
             else:
                 is_due = self._reselects_turns and 0 < begin < length and self._reselect(row, length)
             if is_due:
@@ -106,11 +106,11 @@ class LayerChoice(CachePart):
 
     def _reselect(self, row: int, length: int) -> bool:
         """Whether memory asks the row at ``length`` tokens to cut full layers; its heap then has as many as fit."""
-        settings = self._cache.settings
+        settings = self.cache.settings
         assert settings.reselect_bytes is not None
         ahead = settings.reselect_every or 0  # it has to fit until the next look
-        n_keep = n_affordable(self._cache, row, length + ahead, settings.reselect_bytes)
-        asks = n_keep < len(full_layers(self._cache, row))
+        n_keep = n_affordable(self.cache, row, length + ahead, settings.reselect_bytes)
+        asks = n_keep < len(full_layers(self.cache, row))
         if asks:
             self._selectors[row] = LayerSelector(n_keep)
         return asks
@@ -128,7 +128,7 @@ class LayerChoice(CachePart):
 
         ``rows`` are the signal's rows. On CUDA the score is used when the next layer comes, so that none waits for it.
         """
-        scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self._cache.process_group)
+        scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self.cache.process_group)
         self._settle_reading(step)
         if reads_late(scores):
             self._reading = (layer, rows, Reading(scores))
@@ -163,19 +163,19 @@ class LayerChoice(CachePart):
             if victim is not None:
                 cuts.setdefault(victim, []).append(row)
         for victim, cut_rows in cuts.items():
-            self._cut(self._cache.attention_layers[victim], cut_rows, step)
+            self._cut(self.cache.attention_layers[victim], cut_rows, step)
 
     def _cut(self, layer: CacheLayer, rows: Sequence[int], step: PromptStep | None) -> None:
         if step is not None and layer.appended:
             layer.cut(rows, step.totals, step.total(layer.pool.device))
         else:  # before the step's tokens, or outside of a prompt
-            layer.cut(rows, self._cache.lengths, layer.clock.seq_len)
+            layer.cut(rows, self.cache.lengths, layer.clock.seq_len)
 
     # All layers at once.
 
     def after_chunks(self, lengths_before: Sequence[int]) -> None:
         """A prompt that came in chunks is complete; before it the rows had ``lengths_before`` tokens."""
-        cache = self._cache
+        cache = self.cache
         rows = self.start(lengths_before, cache.lengths)
         n_queries = [
             min(cache.settings.n_last, length - before)
@@ -193,13 +193,13 @@ class LayerChoice(CachePart):
         self.forget()
 
     def _push_all(self, layer: CacheLayer, signal: LayerSignal, rows: Sequence[int]) -> None:
-        scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self._cache.process_group)
+        scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self.cache.process_group)
         values = scores.tolist()
         rows = [row for row in rows if layer.recent[row] == 0]
         self._push(layer, rows, [values[row] for row in rows], None)
 
     def forget(self) -> None:
         """Forgets what the last queries did: the next ones do not follow them, or nothing is to be chosen."""
-        self._cache.decoding.forget()
-        for layer in self._cache.competing:
+        self.cache.decoding.forget()
+        for layer in self.cache.competing:
             layer.forget_steps()

@@ -20,17 +20,17 @@ class DecodeChoice(LayerChoice):
 
     def due_at(self, row: int) -> int | None:
         """The length at which decode steps next make the row choose; ``None``: as things stand, never."""
-        settings = self._cache.settings
+        settings = self.cache.settings
         if self.fixed is not None:
             return None
         if not self.is_decided[row]:
             return self.limit + 1
         every = settings.reselect_every
-        if every is None or not full_layers(self._cache, row):
+        if every is None or not full_layers(self.cache, row):
             return None
         assert settings.reselect_bytes is not None
         # The first look after which the row would outgrow its bytes before the next one.
-        longest = longest_within(self._cache, row, settings.reselect_bytes)
+        longest = longest_within(self.cache, row, settings.reselect_bytes)
         first = self._chosen_at[row] + every
         late = max(0, longest - every + 1 - first)
         return first + -(-late // every) * every
@@ -38,20 +38,20 @@ class DecodeChoice(LayerChoice):
     @property
     def is_due(self) -> bool:
         """Whether decode steps have made some row choose, or look whether it has to."""
-        dues = zip(self._cache.lengths, map(self.due_at, range(len(self._cache.lengths))), strict=True)
+        dues = zip(self.cache.lengths, map(self.due_at, range(len(self.cache.lengths))), strict=True)
         return any(due is not None and length >= due for length, due in dues)
 
     def measures(self, n_tokens: int) -> bool:
         """Whether a call of ``n_tokens`` may bring one of the last ``n_last`` tokens before a choice."""
-        n_last = self._cache.settings.n_last
-        finished = self._cache.finished
-        lengths = ((row, length) for row, length in enumerate(self._cache.lengths) if row not in finished)
+        n_last = self.cache.settings.n_last
+        finished = self.cache.finished
+        lengths = ((row, length) for row, length in enumerate(self.cache.lengths) if row not in finished)
         ends = ((length + n_tokens, self.due_at(row)) for row, length in lengths)
         return any(due is not None and end > due - n_last for end, due in ends)
 
     def wake_at(self, row: int) -> int:
         """The length at which the row's next decode step needs the host: for a page, or for its choice."""
-        cache, length = self._cache, self._cache.lengths[row]
+        cache, length = self.cache, self.cache.lengths[row]
         if cache.shares_pages:
             return length + 1
         wake = min(
@@ -66,7 +66,7 @@ class DecodeChoice(LayerChoice):
 
     def after_decode(self) -> bool:
         """Decode steps that may have been measured are done: the rows that are due choose. Returns whether some did."""
-        cache = self._cache
+        cache = self.cache
         if not any(layer.decode_masses for layer in cache.competing):
             return False
         rows = []

@@ -63,7 +63,7 @@ class Decoding(CachePart):
 
     def after(self) -> None:
         """The step is done: counts its token, and chooses layers if that is due."""
-        cache = self._cache
+        cache = self.cache
         self._quiet -= 1
         cache.count_token()
         if self.mass_n_recent >= 0 and not cache.records_past:
@@ -75,7 +75,7 @@ class Decoding(CachePart):
     def collect(self) -> None:
         """Brings what steps have measured to the layers, where choices are made of it."""
         n_steps, self.n_measured = self.n_measured, 0
-        for layer in self._cache.competing if n_steps else []:
+        for layer in self.cache.competing if n_steps else []:
             layer.collect(n_steps)
 
     def forget(self) -> None:
@@ -106,11 +106,11 @@ class Decoding(CachePart):
 
     def can_step(self) -> bool:
         """Whether the next call of one token per row is a decode step that can go without the host."""
-        cache = self._cache
+        cache = self.cache
         return bool(cache.lengths) and not cache.prefill_is_open and not cache.records_past
 
     def _check(self, name: str) -> None:
-        cache = self._cache
+        cache = self.cache
         if self.is_open:
             raise RuntimeError(f"{name} cannot stand inside decode_step()")
         if not cache.lengths or cache.prefill_is_open:
@@ -125,7 +125,7 @@ class Decoding(CachePart):
         return (self.mass_n_recent, *(value for pair in tensors for value in pair))
 
     def _prepare(self) -> None:
-        cache = self._cache
+        cache = self.cache
         if cache.is_compileable and cache.max_length is not None:
             self._make_room(cache.max_length)
         rows = [row for row in range(len(cache.lengths)) if row not in cache.finished]
@@ -148,9 +148,9 @@ class Decoding(CachePart):
             self._mark_static()
 
     def _begin_measuring(self) -> None:
-        for clock in self._cache.clocks.values():
+        for clock in self.cache.clocks.values():
             clock.restart()
-        for layer in self._cache.competing:
+        for layer in self.cache.competing:
             layer.begin_measuring()
 
     # Ahead of time.
@@ -158,7 +158,7 @@ class Decoding(CachePart):
     def reserve(self, n_tokens: int) -> None:
         """See :meth:`~lighttransfer.cache.LightTransferCache.reserve`."""
         self._check("reserve()")
-        cache = self._cache
+        cache = self.cache
         _check_count("n_tokens", n_tokens, 0)
         lengths = [n if row in cache.finished else n + n_tokens for row, n in enumerate(cache.lengths)]
         for pool in cache.pools.values():
@@ -171,7 +171,7 @@ class Decoding(CachePart):
 
     def _make_room(self, length: int) -> None:
         """Pools and block tables for rows of ``length`` tokens, so that until then no tensor has to be replaced."""
-        cache = self._cache
+        cache = self.cache
         for layer in cache.attention_layers:
             layer.blocks.widen(layer.pool.pages_for(length if layer.competes else layer.window.n_slots(length)))
         for pool in cache.pools.values():
@@ -185,7 +185,7 @@ class Decoding(CachePart):
 
     def _tensors(self) -> list[Tensor]:
         """Everything of the cache that a step reads or writes."""
-        cache = self._cache
+        cache = self.cache
         tensors = [tensor for pool in cache.pools.values() for tensor in (pool.k, pool.v)]
         tensors += [tensor for clock in cache.clocks.values() for tensor in clock.tensors()]
         return tensors + [tensor for layer in cache.attention_layers for tensor in layer.tensors()]

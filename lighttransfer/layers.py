@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 from . import ops
 from .clock import Clock, write_ints
 from .paging import BlockTable
+from .part import CachePart
 from .pool import KVPool
 from .steps import Call, LastQueries, MeasuredSteps, PromptStep
 from .undo import Undo, token_undo
@@ -50,7 +50,7 @@ def sink_logit_mass(mass: Tensor, weight: Tensor) -> Tensor:
 _streaming_decode: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.lighttransfer.streaming_decode.default
 
 
-class CacheLayer(CacheLayerMixin):
+class CacheLayer(CachePart, CacheLayerMixin):
     """What one attention layer caches, for every row of the batch.
 
     Attributes:
@@ -65,8 +65,8 @@ class CacheLayer(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, cache: PagedCache, index: int, window: RetainedWindow, *, competes: bool) -> None:
-        super().__init__()
-        self._cache = weakref.ref(cache)  # not a cycle: a cache's pages are freed with its last user, not when gc runs
+        CacheLayerMixin.__init__(self)
+        CachePart.__init__(self, cache)
         self.index = index
         self.window = window
         self.competes = competes
@@ -85,17 +85,6 @@ class CacheLayer(CacheLayerMixin):
         self.undo: list[Undo | None] = []  # of the calls since
         self.decode_masses: list[Tensor] = []  # [B, H_q, 2] of the latest decode steps in a row, before a choice
         self.measured: MeasuredSteps | None = None  # those since the host last looked
-
-    @property
-    def cache(self) -> PagedCache:
-        """The cache that the layer belongs to."""
-        cache = self._cache()
-        assert cache is not None
-        return cache
-
-    def belong_to(self, cache: PagedCache) -> None:
-        """Moves the layer to a copy of its cache."""
-        self._cache = weakref.ref(cache)
 
     def __repr__(self) -> str:
         return f"CacheLayer(index={self.index}, {'full' if self.competes else 'sliding'} attention)"

@@ -19,7 +19,8 @@ class CachePart:
         self._cache_ref = weakref.ref(cache)
 
     @property
-    def _cache(self) -> PagedCache:
+    def cache(self) -> PagedCache:
+        """The cache that the part belongs to."""
         cache = self._cache_ref()
         assert cache is not None
         return cache
