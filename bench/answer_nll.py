@@ -24,10 +24,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import lighttransfer
 from lighttransfer.cache import LightTransferCache
 from lighttransfer.cli.measure import cache_argument
+from lighttransfer.cli.models import load_model
 from lighttransfer.cli.options import device_and_dtype
 from lighttransfer.cli.parser import add_model_options, add_output_options
-from lighttransfer.models import load_model
-from lighttransfer.prompts import Prompt, needle_prompts
+from lighttransfer.cli.prompts import Prompt, needle_prompts
 from lighttransfer.selection import LayerSelector, LayerSignal, LazyRatio, Policy, make_policy
 
 SCORED = ("lazy_ratio", "nonsink_peak", "output_error")

@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lighttransfer.cli.measure import machine, machine_line
+from lighttransfer.cli.models import load_model
 from lighttransfer.cli.options import device_and_dtype, variants
 from lighttransfer.cli.parser import add_cache_options, add_model_options, add_output_options
+from lighttransfer.cli.prompts import Prompt, needle_prompts
 from lighttransfer.cli.runs import compare
-from lighttransfer.models import load_model
-from lighttransfer.prompts import Prompt, needle_prompts
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 import lighttransfer
 from lighttransfer.cli.measure import cache_argument
+from lighttransfer.cli.models import load_model
 from lighttransfer.cli.options import device_and_dtype, parse_policy
 from lighttransfer.cli.parser import add_model_options, add_output_options
-from lighttransfer.models import load_model
-from lighttransfer.prompts import passage_ids
+from lighttransfer.cli.prompts import passage_ids
 
 
 def main() -> None:

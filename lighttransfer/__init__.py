@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import _library as _library  # loads the ops
 from . import ops
-from .pool import KVPool, PoolFullError
+from .paging import KVPool, PoolFullError
+from .settings import Settings
 from .window import RetainedWindow
 
 if TYPE_CHECKING:
     from .cache import LightTransferCache
     from .integration import disable, enable
-    from .settings import Settings
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 #: What needs transformers is imported when it is asked for: the ops do without.
-_LAZY = {"LightTransferCache": "cache", "Settings": "settings", "disable": "integration", "enable": "integration"}
+_LAZY = {"LightTransferCache": "cache", "disable": "integration", "enable": "integration"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module(".attention_function", __name__)  # a cache is of no use to a model that cannot attend to it
+    importlib.import_module(".integration", __name__)  # a cache is of no use to a model that cannot attend to it
     return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

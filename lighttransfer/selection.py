@@ -5,8 +5,7 @@ attention did in the last queries of a prompt (:class:`LayerSignal`) into one nu
 :class:`LayerSelector` evicts as the layers arrive. A new rule is a new dataclass; see :class:`LazyRatio`.
 
 A score does not depend on the other requests of the batch, and only through :func:`reduce_over_ranks` on how the heads
-are
-sharded: it is a mean or a maximum over heads, which is reduced over all ranks before the heap sees it.
+are sharded: it is a mean or a maximum over heads, which is reduced over all ranks before the heap sees it.
 """
 
 from __future__ import annotations

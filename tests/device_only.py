@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import lighttransfer
-from lighttransfer.paging import BlockTable
+from lighttransfer.paging.block_table import BlockTable
 
 PACKAGE = str(Path(lighttransfer.__file__).parent)
 TORCH = str(Path(torch.__file__).parent)

@@ -12,7 +12,7 @@ import torch
 
 import lighttransfer
 from lighttransfer.cache import LightTransferCache
-from lighttransfer.prompts import needle_prompt
+from lighttransfer.cli.prompts import needle_prompt
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 answer_nll = pytest.importorskip("answer_nll", reason="the benches' packages are missing: pip install -e '.[cli]'")

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 import lighttransfer
 from lighttransfer.cache import LightTransferCache
-from lighttransfer.pool import KVPool
+from lighttransfer.paging.pool import KVPool
 
 SETTINGS = {**WINDOW, "n_last": N_LAST}
 PROMPTS = [tiny_models.prompt(length, seed=seed) for seed, length in enumerate((47, 30, 39))]

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from lighttransfer.cache import LightTransferCache
-from lighttransfer.steps import Call
+from lighttransfer.cache.calls import Call
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 N_SINK, N_RECENT, PAGE = 2, 5, 4

@@ -13,10 +13,10 @@ import tiny_models
 import tiny_tokenizer
 from rich.console import Console
 
-from lighttransfer import cli, models
-from lighttransfer.cli import render
+from lighttransfer import cli
+from lighttransfer.cache import CacheReport, RequestReport
+from lighttransfer.cli import models, render
 from lighttransfer.cli.measure import FULL_CACHE, Measured, Variant, measure
-from lighttransfer.report import CacheReport, RequestReport
 
 N_LAYERS = 5
 #: H_kv, D and bytes of a number of tiny_models.llama().

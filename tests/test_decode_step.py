@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 import lighttransfer
 from lighttransfer.cache import LightTransferCache
-from lighttransfer.steps import LastQueries, MeasuredSteps
+from lighttransfer.cache.calls import LastQueries, MeasuredSteps
 
 PAGE = 4
 N_STEPS = 20

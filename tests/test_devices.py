@@ -10,9 +10,9 @@ from hybrid_runs import N_LAST, WINDOW, WINDOW_SIZE
 
 import lighttransfer
 from lighttransfer import LightTransferCache
-from lighttransfer.memory import prompt_pages
-from lighttransfer.placement import layer_devices
-from lighttransfer.steps import Call, PromptStep
+from lighttransfer.cache.budget import prompt_pages
+from lighttransfer.cache.calls import Call, PromptStep
+from lighttransfer.integration.placement import layer_devices
 
 PAGE = 4
 SETTINGS = {**WINDOW, "n_last": N_LAST, "page_size": PAGE}

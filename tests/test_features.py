@@ -41,7 +41,7 @@ def test_every_row_names_a_test() -> None:
 
 
 def test_every_refusal_is_an_error_that_the_package_raises() -> None:
-    sources = "\n".join(path.read_text() for path in (TESTS.parent / "lighttransfer").glob("*.py"))
+    sources = "\n".join(path.read_text() for path in (TESTS.parent / "lighttransfer").rglob("*.py"))
     sources = re.sub(r'"\n\s*f?"', "", sources)  # messages of several lines
     section = REFUSALS.read_text().split("## What is refused")[1]
     errors = re.findall(r"^\|[^|]*\|[^|]*\|[^|`]*`([^`]*)` \| `test_", section, re.MULTILINE)

@@ -7,7 +7,7 @@ import tiny_models
 import torch
 
 import lighttransfer
-from lighttransfer import choice
+from lighttransfer.cache import prompt_choice
 
 PROMPTS = torch.tensor([tiny_models.prompt(40, seed=1), tiny_models.prompt(40, seed=2)])
 PADDING = torch.tensor([[0] * 11 + [1] * 29, [1] * 40])
@@ -34,8 +34,8 @@ def test_late_scores_change_nothing_but_the_peak(monkeypatch: pytest.MonkeyPatch
     lighttransfer.enable(model, **settings)
     options = {"attention_mask": PADDING, "max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     at_once = model.generate(PROMPTS, **options)
-    monkeypatch.setattr(choice, "reads_late", lambda scores: True)
-    monkeypatch.setattr(choice, "Reading", SlowReading)
+    monkeypatch.setattr(prompt_choice, "reads_late", lambda scores: True)
+    monkeypatch.setattr(prompt_choice, "Reading", SlowReading)
     SlowReading.waits = 0
     late = model.generate(PROMPTS, **options)
     assert SlowReading.waits == 5

@@ -8,8 +8,8 @@ import re
 import pytest
 import tiny_tokenizer
 
-from lighttransfer import prompts
-from lighttransfer.prompts import needle_prompt, needle_prompts, passage_ids, question_prompt
+from lighttransfer.cli import prompts
+from lighttransfer.cli.prompts import needle_prompt, needle_prompts, passage_ids, question_prompt
 
 
 def test_prose_fills_a_prompt_of_4000_tokens_and_has_no_digits() -> None:
@@ -89,7 +89,7 @@ def test_bad_arguments_are_named() -> None:
 def test_nonsink_peak_finds_needles_with_half_of_the_layers() -> None:
     """A short version of bench/needle.py."""
     from lighttransfer.cli.measure import FULL_CACHE, Variant, measure
-    from lighttransfer.models import load_smollm2
+    from lighttransfer.cli.models import load_smollm2
 
     model, tokenizer = load_smollm2()
     needles = needle_prompts(tokenizer, n_tokens=4000, depths=(0.1, 0.4, 0.6), seeds=(0,))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lighttransfer import KVPool, PoolFullError
-from lighttransfer.paging import BlockTable
+from lighttransfer.paging.block_table import BlockTable
 
 
 def make_pool(**changes: Any) -> KVPool:

@@ -13,7 +13,8 @@ from hybrid_runs import N_LAST, WINDOW, WINDOW_SIZE, References, Run, streaming
 from transformers import PreTrainedModel
 
 import lighttransfer
-from lighttransfer import LightTransferCache, choice
+from lighttransfer import LightTransferCache
+from lighttransfer.cache import prompt_choice
 from lighttransfer.selection import StaticLayers
 
 PAGE = 4
@@ -153,8 +154,8 @@ def test_a_later_turn_chooses_among_the_layers_that_are_full(
 ) -> None:
     """Turns shorter and longer than the window, of a batch whose rows differ."""
     if late:
-        monkeypatch.setattr(choice, "reads_late", lambda scores: True)
-        monkeypatch.setattr(choice, "Reading", LateReading)
+        monkeypatch.setattr(prompt_choice, "reads_late", lambda scores: True)
+        monkeypatch.setattr(prompt_choice, "Reading", LateReading)
     model, references = enabled(policy=rule, reselect_turns=True, reselect_bytes=38 * PAGE_BYTES)
     expected = [Expected(references, rule, N_LAST) for _ in PROMPTS]
     new = [tiny_models.prompt(n, seed=90 + n) for n in turns]

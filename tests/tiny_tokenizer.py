@@ -7,7 +7,7 @@ import functools
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lighttransfer.prompts import prose
+from lighttransfer.cli.prompts import prose
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<u>{{ message['content'] }}</u>{% endfor %}"

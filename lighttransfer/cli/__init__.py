@@ -21,8 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
-        from lighttransfer.models import ModelError
-
+        from .models import ModelError
         from .options import UsageError
 
         command = importlib.import_module(f".{args.command}", __name__)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from lighttransfer.models import load_smollm2
-from lighttransfer.prompts import Prompt, needle_prompt, question_prompt
-
+from .models import load_smollm2
 from .options import (
     UsageError,
     device_and_dtype,
     variants,
 )
+from .prompts import Prompt, needle_prompt, question_prompt
 from .runs import compare, messages, print_comparison
 
-#: Asked about one passage of the prose in lighttransfer/data.
+#: Asked about one passage of the prose in data/chronicle.txt.
 QUESTION = "Who was the engineer of the mole?"
 LEAD_IN, ANSWER = "The engineer of the mole was", "Tobias Wren"
 

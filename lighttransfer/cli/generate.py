@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from lighttransfer.models import load_model
-from lighttransfer.prompts import chat_ids
-
+from .models import load_model
 from .options import (
     UsageError,
     device_and_dtype,
     read_prompt,
     variants,
 )
+from .prompts import chat_ids
 from .runs import compare, messages, print_comparison
 
 

@@ -10,16 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lighttransfer.models import load_model
-from lighttransfer.prompts import chat_ids, needle_prompts
-
 from .measure import FULL_CACHE, Measured, decoder_layers, machine, machine_line, measure
+from .models import load_model
 from .options import (
     UsageError,
     device_and_dtype,
     read_prompt,
     variants,
 )
+from .prompts import chat_ids, needle_prompts
 from .render import bar, layer_map, legend, megabytes, progress_bars
 from .runs import check_length, messages
 

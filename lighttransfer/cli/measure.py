@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 import lighttransfer
-from lighttransfer.report import CacheReport
+from lighttransfer.cache import CacheReport
 
 #: Called with (steps done, steps in all); a step is a layer of the prefill or a token.
 Progress = Callable[[int, int], None]

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from lighttransfer.report import CacheReport
+from lighttransfer.cache import CacheReport
 
 from .measure import Measured
 from .measure import Progress as Tell

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 
-from .attention_function import NAME
-from .cache import LightTransferCache
-from .generation import RowsThatFinish, TimelyDrafts
+from ..cache import LightTransferCache
+from ..selection import Policy
+from ..settings import Settings
+from .attention import NAME
+from .generate_wrappers import RowsThatFinish, TimelyDrafts
 from .placement import layer_devices, tensor_parallel_group
-from .selection import Policy
-from .settings import Settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

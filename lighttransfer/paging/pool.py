@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .window import _check_count
+from ..window import _check_count
 
 #: How much a pool that is out of pages grows by at least: growing copies the pool, so the cost of a token stays
 #: constant only if growth is geometric; a small factor keeps the transient (old and new storage at once) small.

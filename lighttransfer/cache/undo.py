@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from . import ops
+from .. import ops
 
 if TYPE_CHECKING:
-    from .layers import CacheLayer
+    from .calls import Keys
+    from .layer import CacheLayer
     from .rows import Rows
-    from .steps import Keys
 
 
 class RecordedCall(NamedTuple):

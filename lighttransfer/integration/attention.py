@@ -12,9 +12,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .cache import NO_MASK, CacheLength
-from .layers import CacheLayer
-from .steps import Call
+from ..cache.calls import Call
+from ..cache.layer import CacheLayer
+from ..cache.lighttransfer_cache import NO_MASK, CacheLength
 
 #: The name under which both are registered: ``config._attn_implementation``.
 NAME = "lighttransfer"

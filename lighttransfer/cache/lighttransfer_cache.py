@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ..settings import Settings
+from .calls import OpenPrefill
 from .paged_cache import PagedCache
 from .report import CacheReport, make_report
-from .settings import Settings
-from .steps import OpenPrefill
 from .undo import is_whole, put_back
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cache import LightTransferCache
+    from .lighttransfer_cache import LightTransferCache
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .layers import CacheLayer
+    from ..paging.pool import KVPool
+    from .calls import PromptStep
+    from .layer import CacheLayer
     from .paged_cache import PagedCache
-    from .pool import KVPool
-    from .steps import PromptStep
 
 
 def prompt_pages(cache: PagedCache, pool: KVPool, step: PromptStep) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from .cache import LightTransferCache
+from ..cache import LightTransferCache
 
 
 class RowsThatFinish(StoppingCriteriaList):

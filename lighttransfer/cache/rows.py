@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .clock import Clock
     from .decode_choice import DecodeChoice
     from .decoding import Decoding
-    from .layers import CacheLayer
+    from .layer import CacheLayer
 
 #: The length of a row that ops leave alone: so far below 0 that no number of decode steps makes it a length.
 _INACTIVE = -(2**30)

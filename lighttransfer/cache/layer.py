@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from . import ops
+from .. import ops
+from ..paging.block_table import BlockTable
+from ..paging.pool import KVPool
+from ..window import RetainedWindow
+from .calls import Call, LastQueries, MeasuredSteps, PromptStep
 from .clock import Clock, write_ints
-from .paging import BlockTable
 from .part import CachePart
-from .pool import KVPool
-from .steps import Call, LastQueries, MeasuredSteps, PromptStep
 from .undo import Undo, token_undo
-from .window import RetainedWindow
 
 if TYPE_CHECKING:
     from .paged_cache import PagedCache

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .memory import full_layers, n_affordable
+from ..selection import LayerSelector, LayerSignal, reduce_over_ranks
+from .budget import full_layers, n_affordable
 from .part import CachePart
-from .prompt import signal_from_cache
-from .selection import LayerSelector, LayerSignal, reduce_over_ranks
+from .prompt_attention import signal_from_cache
 
 if TYPE_CHECKING:
-    from .layers import CacheLayer
+    from .calls import PromptStep
+    from .layer import CacheLayer
     from .paged_cache import PagedCache
-    from .steps import PromptStep
 
 
 class Reading:

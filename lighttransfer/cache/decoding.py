@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .memory import answer_pages
+from ..window import _check_count
+from .budget import answer_pages
 from .part import CachePart
-from .window import _check_count
 
 if TYPE_CHECKING:
     from .paged_cache import PagedCache

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import ops
-from .layers import apply_sink_logit, sink_logit_mass
-from .selection import LayerSignal
-from .steps import Call, Keys, LastQueries, PromptStep
+from .. import ops
+from ..selection import LayerSignal
+from ..window import RetainedWindow
+from .calls import Call, Keys, LastQueries, PromptStep
+from .layer import apply_sink_logit, sink_logit_mass
 from .undo import ChunkUndo
-from .window import RetainedWindow
 
 if TYPE_CHECKING:
-    from .layers import CacheLayer
+    from .layer import CacheLayer
 
 
 def _join(cached: Keys, k: Tensor, v: Tensor, starts: Sequence[int]) -> Keys:

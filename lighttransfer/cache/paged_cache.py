@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ..paging.pool import KVPool
+from ..settings import Settings
+from .budget import prompt_pages
+from .calls import Call, OpenPrefill, PromptStep
 from .clock import Clock
 from .decode_choice import DecodeChoice
 from .decoding import Decoding
-from .layers import CacheLayer
-from .memory import prompt_pages
+from .layer import CacheLayer
 from .padding import read_mask
-from .pool import KVPool
-from .prompt import attend
+from .prompt_attention import attend
 from .rows import Rows
-from .settings import Settings
-from .steps import Call, OpenPrefill, PromptStep
-from .supported import attention_windows
+from .supported_models import attention_windows
 from .undo import RecordedCall
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedConfig
 
-from .window import RetainedWindow
+from ..window import RetainedWindow
 
 
 def attention_windows(config: PreTrainedConfig) -> list[RetainedWindow | None]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from .choice import LayerChoice
-from .memory import full_layers, longest_within
-from .prompt import signal_from_cache
-from .selection import LayerSignal
+from ..selection import LayerSignal
+from .budget import full_layers, longest_within
+from .prompt_attention import signal_from_cache
+from .prompt_choice import LayerChoice
 
 
 class DecodeChoice(LayerChoice):
