@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .window import RetainedWindow, _check_count
+from ._arguments import check_count
+from .window import RetainedWindow
 
 
 @dataclass
@@ -121,7 +122,7 @@ class NonsinkPeak(Policy):
     reduction: ClassVar[Literal["mean", "max"]] = "max"
 
     def __post_init__(self) -> None:
-        _check_count("top_queries", self.top_queries, 1)
+        check_count("top_queries", self.top_queries, 1)
         if not 0 < self.floor < 1:
             raise ValueError(f"floor must lie between 0 and 1, got {self.floor}")
 
@@ -170,7 +171,7 @@ class StaticLayers(Policy):
     name: ClassVar[str] = "static"
 
     def __init__(self, layers: Sequence[int]) -> None:
-        object.__setattr__(self, "layers", tuple(sorted({_check_count("layers", int(x), 0) for x in layers})))
+        object.__setattr__(self, "layers", tuple(sorted({check_count("layers", int(x), 0) for x in layers})))
 
     def full_layers(self, layers: Sequence[int], n_full: int) -> frozenset[int]:
         unknown = sorted(set(self.layers) - set(layers))
@@ -248,7 +249,7 @@ class LayerSelector:
     """
 
     def __init__(self, n_full: int) -> None:
-        self.n_full = _check_count("n_full", n_full, 0)
+        self.n_full = check_count("n_full", n_full, 0)
         self._heap: list[tuple[float, int]] = []  # (-laziness, layer): the root is the next to go
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ._arguments import check_count
 from .selection import LazyRatio, Policy, StaticLayers, make_policy
-from .window import RetainedWindow, _check_count
+from .window import RetainedWindow
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ class Settings:
         if isinstance(self.full_layers, float) and not 0 <= self.full_layers <= 1:
             raise ValueError(f"full_layers must lie in [0, 1] as a share, got {self.full_layers}; a count is an int")
         if isinstance(self.full_layers, int):
-            _check_count("full_layers", self.full_layers, 0)
+            check_count("full_layers", self.full_layers, 0)
         RetainedWindow(self.n_sink, self.n_recent)
-        _check_count("n_last", self.n_last, 1)
-        _check_count("page_size", self.page_size, 1)
+        check_count("n_last", self.n_last, 1)
+        check_count("page_size", self.page_size, 1)
         if not self.defer_windows >= 1:
             raise ValueError(f"defer_windows must be at least 1, got {self.defer_windows}")
         self._check_reselection()
@@ -71,7 +72,7 @@ class Settings:
     def _check_reselection(self) -> None:
         for name in ("reselect_every", "reselect_bytes"):
             if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), 1)
+                check_count(name, getattr(self, name), 1)
         if not isinstance(self.reselect_turns, bool):
             raise TypeError(f"reselect_turns must be a bool, got {self.reselect_turns!r}")
         if not self.reselect_turns and self.reselect_every is None:

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-def _check_count(name: str, value: object, minimum: int) -> int:
-    """``value`` as an int; ``TypeError``/``ValueError`` with the argument's name, the rule and the value."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
-    return value
+from ._arguments import check_count
 
 
 @dataclass(frozen=True)
@@ -51,8 +44,8 @@ class RetainedWindow:
     n_recent: int
 
     def __post_init__(self) -> None:
-        _check_count("n_sink", self.n_sink, 0)
-        _check_count("n_recent", self.n_recent, 1)
+        check_count("n_sink", self.n_sink, 0)
+        check_count("n_recent", self.n_recent, 1)
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 import tiny_models
 import torch
 from hybrid_runs import WINDOW_SIZE, streaming
-from test_decode_step import LONG, N_STEPS, PAGE, SETTINGS, SHORT, Request, assert_same, stepped
+from stepped_requests import LONG, N_STEPS, PAGE, SETTINGS, SHORT, Request, assert_same, stepped
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import lighttransfer
 from lighttransfer.cache import LightTransferCache
 from lighttransfer.cli.models import ModelError, load_smollm2
-from lighttransfer.integration import enabling
+from lighttransfer.integration import generate_hooks
 
 TASK, LENGTH, N_PROMPTS = "niah_single_1", 4096, 3
 
@@ -60,7 +60,7 @@ def test_a_synthetic_task_scores_an_enabled_model(monkeypatch: pytest.MonkeyPatc
             super().__init__(*args, **kwargs)
             caches.append(self)
 
-    monkeypatch.setattr(enabling, "LightTransferCache", RememberedCache)
+    monkeypatch.setattr(generate_hooks, "LightTransferCache", RememberedCache)
     transformers_own = evaluate(model, tokenizer)
     assert not caches
 

@@ -9,6 +9,7 @@ import tiny_models
 import torch
 import transformers
 from hybrid_runs import N_LAST, WINDOW
+from stepped_requests import LONG, Request
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import lighttransfer
@@ -211,3 +212,29 @@ def test_prompts_open_and_close_in_turn() -> None:
     cache.begin_prefill(4)
     with pytest.raises(RuntimeError, match="a prompt is open already"):
         cache.begin_prefill()
+
+
+def test_what_cannot_be_a_step_is_refused() -> None:
+    request = Request({"full_layers": 2}, LONG)
+    cache = request.cache
+    empty = LightTransferCache(request.model.config)
+    for call in (empty.decode_step().__enter__, lambda: empty.reserve(3)):
+        with pytest.raises(RuntimeError, match="has read its prompt"):
+            call()
+    with pytest.raises(ValueError, match="n_tokens must be at least 0, got -1"):
+        cache.reserve(-1)
+    with pytest.raises(TypeError, match="n_tokens must be an int"):
+        cache.reserve(2.0)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="must bring one token per row, got 2"), cache.decode_step():
+        request.model(input_ids=torch.ones(3, 2, dtype=torch.int64), cache=cache)
+    request = Request({"full_layers": 2}, LONG)
+    with request.cache.decode_step(), pytest.raises(RuntimeError, match="inside decode_step"):
+        request.cache.reserve(1)
+    request = Request({"full_layers": 2}, LONG)
+    request.cache.activate_past_recording()
+    with pytest.raises(RuntimeError, match="recorded"):
+        request.cache.reserve(1)
+    request = Request({"full_layers": 2}, LONG)
+    request.cache.begin_prefill(4)
+    with pytest.raises(RuntimeError, match="has read its prompt"), request.cache.decode_step():
+        pass

@@ -14,7 +14,8 @@ class Clock:
     Attributes:
         seq_len: int32 ``[B]``, tokens that each row has seen; read by every op of every layer there.
         n_seen: int64 ``[]``, columns seen, padding included.
-        place: int64 ``[1]``, where in :class:`~lighttransfer.cache.calls.MeasuredSteps` the next measured step goes.
+        place: int64 ``[1]``, where the next measured step goes in
+            :class:`~lighttransfer.cache.last_queries.MeasuredSteps`.
     """
 
     def __init__(self, lengths: Sequence[int], n_seen: int, n_last: int, device: torch.device) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from ..selection import LayerSignal
 from .budget import full_layers, longest_within
-from .prompt_attention import signal_from_cache
 from .prompt_choice import LayerChoice
+from .signals import signal_from_cache
 
 
 class DecodeChoice(LayerChoice):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..window import _check_count
+from .._arguments import check_count
 from .budget import answer_pages
 from .part import CachePart
 
@@ -159,7 +159,7 @@ class Decoding(CachePart):
         """See :meth:`~lighttransfer.cache.LightTransferCache.reserve`."""
         self._check("reserve()")
         cache = self.cache
-        _check_count("n_tokens", n_tokens, 0)
+        check_count("n_tokens", n_tokens, 0)
         lengths = [n if row in cache.finished else n + n_tokens for row, n in enumerate(cache.lengths)]
         for pool in cache.pools.values():
             pool.reserve(sum(layer.n_missing(lengths) for layer in cache.attention_layers if layer.pool is pool))

@@ -13,38 +13,15 @@ from .. import ops
 from ..paging.block_table import BlockTable
 from ..paging.pool import KVPool
 from ..window import RetainedWindow
-from .calls import Call, LastQueries, MeasuredSteps, PromptStep
+from .calls import Call, Keys, PromptStep
 from .clock import Clock, write_ints
+from .last_queries import LastQueries, MeasuredSteps
 from .part import CachePart
+from .sink_logit import apply_sink_logit, sink_logit_mass
 from .undo import Undo, token_undo
 
 if TYPE_CHECKING:
     from .paged_cache import PagedCache
-
-
-def apply_sink_logit(out: Tensor, lse: Tensor, sink_logit: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention with a learned logit per head that takes part in the softmax and has no value (GPT-OSS).
-
-    The logit only scales what softmax over the keys gives, by ``w = sigmoid(lse - logit)``; so kernels need not know
-    it.
-
-    Args:
-        out: ``[B, S, H, D]``; lse: ``[B, H, S]`` of the keys alone; sink_logit: ``[H]``.
-
-    Returns:
-        The scaled output in ``out``'s dtype, and ``w [B, H, S]`` in fp32.
-    """
-    weight = torch.sigmoid(lse - sink_logit.float()[:, None])
-    return (out * weight.transpose(1, 2)[..., None]).to(out.dtype), weight
-
-
-def sink_logit_mass(mass: Tensor, weight: Tensor) -> Tensor:
-    """``mass [B, H, n, 2]`` of the keys alone with a learned sink logit of weight ``1 - w``, ``w [B, H, n]``.
-
-    The logit is a sink that is never evicted, so what rests on it counts as resting on the sinks.
-    """
-    scaled = mass * weight[..., None]
-    return torch.stack((scaled[..., 0] + (1 - weight), scaled[..., 1]), dim=-1)
 
 
 _streaming_decode: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.lighttransfer.streaming_decode.default
@@ -80,7 +57,7 @@ class CacheLayer(CachePart, CacheLayerMixin):
         self.appended = True  # whether the keys of the step lie in the pool
         self.attended = False  # whether the step is done here
         self.query_shape: tuple[int, int] = (0, 0)  # H_q and D of the prompt's queries
-        self.last_queries: LastQueries | None = None  # of a prompt that comes in chunks
+        self.last_queries: LastQueries | None = None  # of a prompt in chunks, of decode steps
         self.record_past = False  # transformers' flag: calls can be taken back until the next crop
         self.undo: list[Undo | None] = []  # of the calls since
         self.decode_masses: list[Tensor] = []  # [B, H_q, 2] of the latest decode steps in a row, before a choice
@@ -185,6 +162,23 @@ class CacheLayer(CachePart, CacheLayerMixin):
         )
         self.appended = True
 
+    def gather(self, rows: Sequence[int], lengths: Sequence[int]) -> Keys:
+        """The cached keys of ``rows`` in position order; ``lengths``: the tokens of every row that lie in the pool."""
+        seq_len, n_recent, table = self.clock.seq_len, self.n_recent, self.blocks.flush()
+        if len(rows) < len(lengths):
+            index = torch.tensor(rows, device=seq_len.device)
+            seq_len, n_recent, table = seq_len[index], n_recent[index], table[index]
+        k, v, start = ops.gather_kv(
+            self.pool.k,
+            self.pool.v,
+            seq_len,
+            n_sink=self.n_sink,
+            n_recent=n_recent,
+            max_len=max(self.n_slots(row, lengths[row]) for row in rows),
+            block_table=table,
+        )
+        return Keys(k, v, start)
+
     def prepare_decode(self, row: int, length: int) -> None:
         """A page for the row's next token, and one that no other row reads."""
         self._resize(row, max(length + 1, self.cache.decoding.reserved[row]))
@@ -240,7 +234,7 @@ class CacheLayer(CachePart, CacheLayerMixin):
             if mass_n_recent >= 0:
                 mass = sink_logit_mass(mass[:, :, None], weight)[:, :, 0]
         if mass_n_recent >= 0:
-            last = LastQueries(call.q, out, lse, call.scale, call.sink_logit)
+            last = LastQueries.of(call, out, lse, slice(None))
             if self.record_past:
                 self.remember(mass, last)
             else:

@@ -32,6 +32,16 @@ class Padding:
     n_sure: list[int]
 
 
+def over_padding(n_before: int, n_columns: int, n_padding: Tensor) -> Tensor:
+    """int64 ``[B, n_columns]``: the columns in the order that leaves out padding in between.
+
+    Each row has ``n_before`` columns, then ``n_padding``, int64 ``[B]``, ones of padding, then the rest. The first ones
+    move up to the rest; what that leaves open in front repeats the first column and means nothing.
+    """
+    column, shift = torch.arange(n_columns, device=n_padding.device)[None], n_padding[:, None]
+    return torch.where(column < n_before + shift, (column - shift).clamp_min(0), column)
+
+
 def read_mask(
     mask: Tensor | None, lengths: Sequence[int], n_seen: int, n_tokens: int, *, more_follows: bool = False
 ) -> Padding:

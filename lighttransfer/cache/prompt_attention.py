@@ -16,9 +16,11 @@ from torch import Tensor
 
 from .. import ops
 from ..selection import LayerSignal
-from ..window import RetainedWindow
-from .calls import Call, Keys, LastQueries, PromptStep
-from .layer import apply_sink_logit, sink_logit_mass
+from .calls import Call, Keys, PromptStep
+from .last_queries import LastQueries
+from .padding import over_padding
+from .signals import kept_attention, retained_mass
+from .sink_logit import apply_sink_logit, sink_logit_mass
 from .undo import ChunkUndo
 
 if TYPE_CHECKING:
@@ -31,37 +33,17 @@ def _join(cached: Keys, k: Tensor, v: Tensor, starts: Sequence[int]) -> Keys:
     k, v = torch.cat((cached.k, k), dim=1), torch.cat((cached.v, v), dim=1)
     if not any(starts):
         return Keys(k, v, cached.start)
-    # The chunk's own padding would lie between the two: move the cached keys up to its end.
-    shift = torch.tensor(starts, device=device)[:, None]
-    index = torch.arange(k.shape[1], device=device)[None]
-    index = torch.where(index < n_cached + shift, (index - shift).clamp_min(0), index)  # [B, S_k]
+    n_padding = torch.tensor(starts, device=device)  # the chunk's own, which lies between the two
+    index = over_padding(n_cached, k.shape[1], n_padding)  # [B, S_k]
     row = torch.arange(len(starts), device=device)[:, None]
     assert cached.start is not None
-    return Keys(k[row, index], v[row, index], cached.start + shift[:, 0].int())
-
-
-def cached_keys(layer: CacheLayer, rows: Sequence[int], lengths: Sequence[int]) -> Keys:
-    """The cached keys of ``rows``, in position order."""
-    seq_len, n_recent, table = layer.clock.seq_len, layer.n_recent, layer.blocks.flush()
-    if len(rows) < len(lengths):
-        index = torch.tensor(rows, device=seq_len.device)
-        seq_len, n_recent, table = seq_len[index], n_recent[index], table[index]
-    k, v, start = ops.gather_kv(
-        layer.pool.k,
-        layer.pool.v,
-        seq_len,
-        n_sink=layer.n_sink,
-        n_recent=n_recent,
-        max_len=max(layer.n_slots(row, lengths[row]) for row in rows),
-        block_table=table,
-    )
-    return Keys(k, v, start)
+    return Keys(k[row, index], v[row, index], cached.start + n_padding.int())
 
 
 def _visible_keys(layer: CacheLayer, rows: Sequence[int], call: Call, step: PromptStep) -> Keys:
     """What the queries of ``call``, the chunk of ``rows``, may see."""
     if not step.is_first:
-        return _join(cached_keys(layer, rows, step.lengths), call.k, call.v, [step.starts[row] for row in rows])
+        return _join(layer.gather(rows, step.lengths), call.k, call.v, [step.starts[row] for row in rows])
     start = step.seq_start(call.k.device)
     if start is not None and len(rows) < len(step.starts):
         start = start[torch.tensor(rows, device=start.device)]
@@ -137,7 +119,7 @@ def _attend_and_choose(layer: CacheLayer, rows: Sequence[int], call: Call, keys:
     if call.sink_logit is not None:
         out, weight = apply_sink_logit(out, lse, call.sink_logit)
         mass[:, :, -n:] = sink_logit_mass(mass[:, :, -n:], weight[:, :, -n:])
-    last = LastQueries(call.q[:, -n:], out[:, -n:], lse[:, :, -n:], call.scale, call.sink_logit)
+    last = LastQueries.of(call, out, lse, slice(-n, None))
     signal = LayerSignal(
         mass,
         step.n_queries(n_last, rows, mass.device),
@@ -153,11 +135,9 @@ def _measure_drafts(layer: CacheLayer, rows: Sequence[int], call: Call, keys: Ke
     n_tokens, n_keys = call.q.shape[1], keys.k.shape[1]
     places = [rows.index(row) if row in rows else 0 for row in range(len(layer.recent))]  # rings have nothing to choose
     for at in range(n_tokens):
-        last = LastQueries(
-            call.q[:, at : at + 1], out[:, at : at + 1], lse[:, :, at : at + 1], call.scale, call.sink_logit
-        )
+        last = LastQueries.of(call, out, lse, slice(at, at + 1))
         seen = Keys(keys.k[:, : n_keys - n_tokens + at + 1], keys.v[:, : n_keys - n_tokens + at + 1], keys.start)
-        mass = _retained_mass(layer, last, seen)[:, :, 0]
+        mass = retained_mass(layer, last, seen)[:, :, 0]
         if len(rows) < len(places):
             mass, last = mass[places], last.select(places)
         layer.remember(mass, last)
@@ -177,54 +157,3 @@ def _remember_queries(
         n_padding = torch.tensor(padding, device=last.q.device) if any(padding) else None
         last = layer.last_queries.then(last, n_padding)
     layer.last_queries = last.without_last(0, n_last)
-
-
-def signal_from_cache(layer: CacheLayer, lengths: Sequence[int], n_queries: Sequence[int]) -> LayerSignal:
-    """The signal of a prompt that came in chunks: its last queries over what is cached by now, the whole prompt."""
-    last = layer.last_queries
-    assert last is not None
-    keys = cached_keys(layer, range(len(lengths)), lengths)
-    mass = _retained_mass(layer, last, keys)
-    counts = [min(n, last.q.shape[1]) for n in n_queries]
-    real = torch.tensor(counts, dtype=torch.int32, device=mass.device)
-    return LayerSignal(mass, real, layer.window, lambda: kept_attention(last, keys, layer.window))
-
-
-def _retained_mass(layer: CacheLayer, last: LastQueries, keys: Keys) -> Tensor:
-    """``[B, H_q, n, 2]``: what the queries put on the window that ends with ``keys``."""
-    mass = ops.retained_mass(
-        last.q,
-        keys.k,
-        last.lse,
-        n_sink=layer.n_sink,
-        n_recent=layer.window.n_recent,
-        scale=last.scale,
-        seq_start=keys.start,
-    )
-    if last.sink_logit is not None:
-        mass = sink_logit_mass(mass, torch.sigmoid(last.lse - last.sink_logit.float()[:, None]))
-    return mass
-
-
-def kept_attention(last: LastQueries, keys: Keys, window: RetainedWindow) -> tuple[Tensor, Tensor]:
-    """The last queries' outputs over all keys and over the kept keys alone: :attr:`LayerSignal.kept_attention`.
-
-    Rows inside the window get no meaning; nothing is chosen on them.
-    """
-    n_keys, device = keys.k.shape[1], keys.k.device
-    n = min(last.q.shape[1], window.n_recent)  # queries that lie in the window themselves, so that they see every sink
-    size = min(window.size, n_keys)
-    sinks = torch.arange(min(window.n_sink, size), device=device)
-    recent = torch.arange(n_keys - (size - sinks.numel()), n_keys, device=device)
-    if keys.start is None:
-        index = torch.cat((sinks, recent))
-        k, v = keys.k[:, index], keys.v[:, index]
-    else:
-        start = keys.start[:, None].long()
-        per_row = torch.cat((start + sinks, recent.expand(start.shape[0], -1)), dim=1).clamp_max(n_keys - 1)
-        row = torch.arange(start.shape[0], device=device)[:, None]
-        k, v = keys.k[row, per_row], keys.v[row, per_row]
-    out, lse = ops.prefill_attn(last.q[:, -n:], k, v, scale=last.scale)
-    if last.sink_logit is not None:
-        out, _ = apply_sink_logit(out, lse, last.sink_logit)
-    return last.out[:, -n:], out

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..selection import LayerSelector, LayerSignal, reduce_over_ranks
 from .budget import full_layers, n_affordable
 from .part import CachePart
-from .prompt_attention import signal_from_cache
+from .signals import signal_from_cache
 
 if TYPE_CHECKING:
     from .calls import PromptStep
@@ -128,12 +128,15 @@ class LayerChoice(CachePart):
 
         ``rows`` are the signal's rows. On CUDA the score is used when the next layer comes, so that none waits for it.
         """
-        scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self.cache.process_group)
+        scores = self._score(signal)
         self._settle_reading(step)
         if reads_late(scores):
             self._reading = (layer, rows, Reading(scores))
         else:
             self._push(layer, rows, scores.tolist(), step)
+
+    def _score(self, signal: LayerSignal) -> Tensor:
+        return reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self.cache.process_group)
 
     def settle(self, step: PromptStep) -> None:
         """The last layer of a prompt has come."""
@@ -193,8 +196,7 @@ class LayerChoice(CachePart):
         self.forget()
 
     def _push_all(self, layer: CacheLayer, signal: LayerSignal, rows: Sequence[int]) -> None:
-        scores = reduce_over_ranks(self._policy.score(signal), self._policy.reduction, self.cache.process_group)
-        values = scores.tolist()
+        values = self._score(signal).tolist()
         rows = [row for row in rows if layer.recent[row] == 0]
         self._push(layer, rows, [values[row] for row in rows], None)
 

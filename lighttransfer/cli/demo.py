@@ -6,11 +6,7 @@ import argparse
 from typing import Any
 
 from .models import load_smollm2
-from .options import (
-    UsageError,
-    device_and_dtype,
-    variants,
-)
+from .options import UsageError, device_and_dtype, variants
 from .prompts import Prompt, needle_prompt, question_prompt
 from .runs import compare, messages, print_comparison
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .models import load_model
-from .options import (
-    UsageError,
-    device_and_dtype,
-    read_prompt,
-    variants,
-)
+from .options import UsageError, device_and_dtype, read_prompt, variants
 from .prompts import chat_ids
 from .runs import compare, messages, print_comparison
 

@@ -12,12 +12,7 @@ from rich.table import Table
 
 from .measure import FULL_CACHE, Measured, decoder_layers, machine, machine_line, measure
 from .models import load_model
-from .options import (
-    UsageError,
-    device_and_dtype,
-    read_prompt,
-    variants,
-)
+from .options import UsageError, device_and_dtype, read_prompt, variants
 from .prompts import chat_ids, needle_prompts
 from .render import bar, layer_map, legend, megabytes, progress_bars
 from .runs import check_length, messages

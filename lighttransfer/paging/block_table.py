@@ -45,11 +45,6 @@ class BlockTable:
     def _array(self) -> npt.NDArray[np.int32]:
         return self._host.numpy()
 
-    @property
-    def n_pages(self) -> int:
-        """Pages of all rows; a page that rows share counts for each."""
-        return sum(map(len, self.pages))
-
     def n_slots(self, row: int) -> int:
         """Slots that the row's pages can hold."""
         return len(self.pages[row]) * self.pool.page_size

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..window import _check_count
+from .._arguments import check_count
 
 #: How much a pool that is out of pages grows by at least: growing copies the pool, so the cost of a token stays
 #: constant only if growth is geometric; a small factor keeps the transient (old and new storage at once) small.
@@ -68,9 +68,9 @@ class KVPool:
             ("page_size", page_size, 1),
             ("n_pages", n_pages, 0),
         ):
-            _check_count(name, value, minimum)
+            check_count(name, value, minimum)
         if max_pages is not None:
-            _check_count("max_pages", max_pages, n_pages)
+            check_count("max_pages", max_pages, n_pages)
         self.page_size = page_size
         self.max_pages = max_pages
         self.device = torch.device(device)
