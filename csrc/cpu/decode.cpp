@@ -1,6 +1,8 @@
 #include "../state.h"
+#include "decode_scores.h"
+#include "decode_softmax.h"
 #include "decode_split.h"
-#include "decode_tile.h"
+#include "decode_values.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -44,13 +46,40 @@ MassRanges mass_ranges(Ring ring, RetainedWindow window, int64_t length) {
   return ranges;
 }
 
-// One (row, split, KV head).
+// Blocks of query heads that share an item's walk over memory, and the bytes of a slot that are
+// walked together: two tiles of that, with keys and values, leave room in a second-level cache.
+constexpr int64_t kMaxBlocks = 16;
+constexpr int64_t kMaxSlotBytes = 2048;
+
+// How many KV heads make an item. It decides nothing but speed: every head is computed by itself.
+struct HeadGroups {
+  int64_t size, count;
+
+  HeadGroups(const StreamingDecodeParams& p, int64_t n_splits, int64_t element) {
+    const int64_t group = p.n_heads / p.n_kv_heads, n_blocks = (group + kHeads - 1) / kHeads;
+    const int64_t by_bytes = kMaxSlotBytes / (p.head_dim * element),
+                  by_blocks = kMaxBlocks / n_blocks;
+    size = by_bytes < by_blocks ? by_bytes : by_blocks;
+    if (size > p.n_kv_heads) size = p.n_kv_heads;
+    if (size < 1) size = 1;
+    // Enough items that threads end together.
+    const int64_t threads = n_threads(), wanted = threads > 1 ? 4 * threads : 1;
+    while (size > 1 && n_splits * ((p.n_kv_heads + size - 1) / size) < wanted)
+      size = (size + 1) / 2;
+    count = (p.n_kv_heads + size - 1) / size;
+  }
+};
+
+// One (row, split, group of KV heads).
 struct SplitItem {
-  int64_t b, split, kv_head;
+  int64_t b, split, kv_head, n_kv_heads;
   int64_t begin, end;  // slots
 
-  SplitItem(const StreamingDecodeParams& p, const DecodeSplits& splits, int64_t b, int64_t i)
-      : b(b), split(i / p.n_kv_heads), kv_head(i % p.n_kv_heads) {
+  SplitItem(const StreamingDecodeParams& p, const DecodeSplits& splits, HeadGroups groups,
+            int64_t b, int64_t i)
+      : b(b), split(i / groups.count), kv_head(i % groups.count * groups.size) {
+    const int64_t left = p.n_kv_heads - kv_head;
+    n_kv_heads = left < groups.size ? left : groups.size;
     const int64_t n_slots = p.ring(b).n_slots(int64_t{p.seq_len[b]} + 1);
     begin = (split - splits.first_split()[b]) * kSplitSlots;
     end = n_slots < begin + kSplitSlots ? n_slots : begin + kSplitSlots;
@@ -63,7 +92,7 @@ class SplitKernel {
   using T = typename E::Storage;
 
   SplitKernel(const StreamingDecodeParams& p, const DecodeSplits& splits)
-      : p_(p), splits_(splits) {}
+      : p_(p), splits_(splits), group_(p.n_heads / p.n_kv_heads) {}
 
   // `next`: the item that follows, nullptr: none.
   void operator()(const SplitItem& item, const SplitItem* next) {
@@ -72,23 +101,32 @@ class SplitKernel {
     if (p_.mass != nullptr) ranges_ = mass_ranges(ring, p_.window, length);
     const int64_t new_slot = ring.slot(length - 1);
     if (item.begin <= new_slot && new_slot < item.end) {
-      write_token(item.b, new_slot, item.kv_head);
+      for (int64_t h = 0; h < item.n_kv_heads; ++h) {
+        write_token(item.b, new_slot, item.kv_head + h);
+      }
     }
     // Further blocks of heads find the split's keys and values in the cache of this core.
-    const int64_t group = p_.n_heads / p_.n_kv_heads;
-    for (int64_t g = 0; g < group; g += kHeads) {
-      const int64_t n = group - g < kHeads ? group - g : kHeads, h = item.kv_head * group + g;
-      const T* q =
-          static_cast<const T*>(p_.q.data) + item.b * p_.q.batch_stride + h * p_.q.head_stride;
-      queries_.load(q, p_.q.head_stride, n, p_.head_dim);
-      softmax_.clear();
-      std::memset(acc_, 0, sizeof(acc_[0]) * n);
-      attend(item, n, g + kHeads < group ? &item : next);
-      for (int64_t i = 0; i < n; ++i) finish(static_cast<int>(i), splits_.state(item.split, h + i));
+    const int64_t per_head = (group_ + kHeads - 1) / kHeads;
+    const int64_t n_blocks = item.n_kv_heads * per_head;
+    for (int64_t first = 0; first < n_blocks; first += kMaxBlocks) {
+      const int64_t end = first + kMaxBlocks < n_blocks ? first + kMaxBlocks : n_blocks;
+      n_blocks_ = 0;
+      for (int64_t i = first; i < end; ++i) add_block(item, i / per_head, i % per_head * kHeads);
+      attend(item, end < n_blocks ? &item : next);
+      for (int64_t i = 0; i < n_blocks_; ++i) finish(blocks_[i]);
     }
   }
 
  private:
+  // A block of query heads of one KV head.
+  struct Block {
+    int64_t kv_head;  // of the item's
+    int64_t n;        // heads
+    BlockOutputs outputs;
+    BlockSoftmax softmax;
+    BlockQueries<E> queries;
+  };
+
   void write_token(int64_t b, int64_t slot, int64_t h) const {
     const auto copy = [&](const KvCache::Side& side, const Activation& from) {
       const int64_t page = p_.cache.page(b, slot), offset = slot % p_.cache.page_size;
@@ -102,9 +140,25 @@ class SplitKernel {
     copy(p_.cache.v, p_.v);
   }
 
-  // A block of n heads over the item's tiles. Memory is kept busy: while a tile is computed, the
-  // next one is on its way, behind the last tile the first one of `next`.
-  void attend(const SplitItem& item, int64_t n, const SplitItem* next) {
+  // The query heads from g on of the item's KV head kv_head.
+  void add_block(const SplitItem& item, int64_t kv_head, int64_t g) {
+    Block& block = blocks_[n_blocks_++];
+    const int64_t h = (item.kv_head + kv_head) * group_ + g;
+    block.kv_head = kv_head;
+    block.n = group_ - g < kHeads ? group_ - g : kHeads;
+    block.outputs = {splits_.state(item.split, h), splits_.stride()};
+    for (int i = 0; i < block.n; ++i) {
+      std::memset(block.outputs.head(i), 0, splits_.padded_head_dim() * sizeof(float));
+    }
+    block.softmax.clear();
+    const T* q =
+        static_cast<const T*>(p_.q.data) + item.b * p_.q.batch_stride + h * p_.q.head_stride;
+    block.queries.load(q, p_.q.head_stride, block.n, p_.head_dim);
+  }
+
+  // The blocks over the item's tiles. Memory is kept busy: while a tile is computed, the next one
+  // is on its way, behind the last tile the first one of `next`.
+  void attend(const SplitItem& item, const SplitItem* next) {
     const auto find = [&](const SplitItem& from, int64_t tile, TileRows<T>& rows) {
       const int64_t end = tile + kTile < from.end ? tile + kTile : from.end;
       find_rows(p_.cache, from.b, from.kv_head, tile, end, rows);
@@ -112,65 +166,88 @@ class SplitKernel {
     int current = 0;
     find(item, item.begin, rows_[0]);
     for (int64_t tile = item.begin; tile < item.end; tile += kTile, current ^= 1) {
-      const TileRows<T>& rows = rows_[current];
       TileRows<T>& ahead = rows_[current ^ 1];
+      int64_t n_ahead = item.n_kv_heads;
       if (tile + kTile < item.end) {
         find(item, tile + kTile, ahead);
       } else if (next != nullptr) {
         find(*next, next->begin, ahead);
+        n_ahead = next->n_kv_heads;
       } else {
         ahead.n = 0;
       }
-      queries_.score(rows, p_.scale, ahead, scores_);
-      softmax_tile(scores_, rows.n, softmax_, correction_);
-      if (p_.mass != nullptr) add_masses(rows);
-      accumulate(std::integral_constant<int, kHeads>{}, n, rows, ahead);
+      attend_tile(rows_[current], ahead, n_ahead);
     }
   }
 
-  void add_masses(const TileRows<T>& rows) {
+  void attend_tile(const TileRows<T>& rows, const TileRows<T>& ahead, int64_t n_ahead) {
+    const auto stream = [&](const KvCache::Side& side, const T* const* from) {
+      RowStream s = RowStream::of(side, n_ahead, p_.head_dim, sizeof(T));
+      s.start(from, ahead.n);
+      return s;
+    };
+    RowStream k = stream(p_.cache.k, ahead.k), v = stream(p_.cache.v, ahead.v);
+    const auto share = [&](const RowStream& s) { return (s.lines() + n_blocks_ - 1) / n_blocks_; };
+    const int64_t k_lines = share(k), v_lines = share(v);
+    for (int64_t i = 0; i < n_blocks_; ++i) {
+      Block& block = blocks_[i];
+      block.queries.score(rows.k, rows.n, block.kv_head * p_.cache.k.head_stride, p_.scale, k,
+                          k_lines, scores_);
+      softmax_tile(scores_, rows.n, block.softmax, correction_);
+      if (p_.mass != nullptr) add_masses(rows, block.softmax);
+      const ValueRows<E> values{rows.v, block.kv_head * p_.cache.v.head_stride, rows.n};
+      accumulate(std::integral_constant<int, kHeads>{}, block, values, v, v_lines);
+    }
+  }
+
+  void add_masses(const TileRows<T>& rows, BlockSoftmax& softmax) const {
     const auto add = [&](SlotRange range, Vec* sums) {
       add_range(scores_, rows.n, range.begin - rows.begin, range.end - rows.begin, sums);
     };
-    add(ranges_.sinks, softmax_.sinks);
-    for (SlotRange range : ranges_.recent) add(range, softmax_.recent);
+    add(ranges_.sinks, softmax.sinks);
+    for (SlotRange range : ranges_.recent) add(range, softmax.recent);
   }
 
-  // accumulate_tile for n <= n_heads heads, with n known to the compiler.
+  // accumulate_tile for at most n_heads heads, with their number known to the compiler.
   template <int n_heads>
-  void accumulate(std::integral_constant<int, n_heads>, int64_t n, const TileRows<T>& rows,
-                  const TileRows<T>& ahead) {
+  void accumulate(std::integral_constant<int, n_heads>, const Block& block,
+                  const ValueRows<E>& values, RowStream& ahead, int64_t lines) {
     if constexpr (n_heads > 1) {
-      if (n < n_heads) {
-        return accumulate(std::integral_constant<int, n_heads - 1>{}, n, rows, ahead);
+      if (block.n < n_heads) {
+        return accumulate(std::integral_constant<int, n_heads - 1>{}, block, values, ahead, lines);
       }
     }
-    accumulate_tile<E, n_heads>(rows, scores_, correction_, p_.head_dim, acc_, ahead);
+    accumulate_tile<E, n_heads>(values, scores_, correction_, p_.head_dim, block.outputs, ahead,
+                                lines);
   }
 
-  // Head i of the block becomes a state: its outputs and masses divided by its sum.
-  void finish(int i, float* state) const {
-    const int w = i / kGroups, lane = i % kGroups * 4;
-    const float max = softmax_.max[w][lane], sum = group_add(softmax_.sum[w])[lane];
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+  // The block's heads become states: outputs and masses divided by their sums.
+  void finish(const Block& block) const {
     const int64_t width = splits_.padded_head_dim();
-    for (int64_t d = 0; d < width; d += kLanes) {
-      store<F32>(state + d, load<F32>(acc_[i] + d) * inverse);
+    for (int i = 0; i < block.n; ++i) {
+      const int w = i / kGroups, lane = i % kGroups * 4;
+      const BlockSoftmax& s = block.softmax;
+      const float max = s.max[w][lane], sum = group_add(s.sum[w])[lane];
+      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+      float* state = block.outputs.head(i);
+      for (int64_t d = 0; d < width; d += kLanes) {
+        store<F32>(state + d, load<F32>(state + d) * inverse);
+      }
+      statistics(state, width) = {
+          max + logf(sum),
+          {group_add(s.sinks[w])[lane] * inverse, group_add(s.recent[w])[lane] * inverse}};
     }
-    statistics(state, width) = {max + logf(sum),
-                                {group_add(softmax_.sinks[w])[lane] * inverse,
-                                 group_add(softmax_.recent[w])[lane] * inverse}};
   }
 
   const StreamingDecodeParams& p_;
   const DecodeSplits& splits_;
+  const int64_t group_;  // query heads of a KV head
   MassRanges ranges_{};
   TileRows<T> rows_[2];
-  BlockQueries<E> queries_;
-  BlockSoftmax softmax_;
+  int64_t n_blocks_ = 0;
+  Block blocks_[kMaxBlocks];
   TileScores scores_;
   float correction_[kHeads];
-  alignas(64) float acc_[kHeads][kMaxHeadDim];
 };
 
 // a becomes the state of both splits' keys.
@@ -228,13 +305,14 @@ void decode(const StreamingDecodeParams& p) {
   first_split[0] = 0;
   for (int64_t b = 0; b < p.batch; ++b) first_split[b + 1] = first_split[b] + splits.count(b);
 
-  // KV heads run fastest: neighbours read the same pages.
-  parallel_for(0, first_split[p.batch] * p.n_kv_heads, 1, [&](int64_t begin, int64_t end) {
+  const HeadGroups groups(p, first_split[p.batch], sizeof(typename E::Storage));
+  // Groups of KV heads run fastest: neighbours read the same pages.
+  parallel_for(0, first_split[p.batch] * groups.count, 1, [&](int64_t begin, int64_t end) {
     SplitKernel<E> kernel(p, splits);
     int64_t b = 0;
     const auto item = [&](int64_t i) {
-      while (first_split[b + 1] <= i / p.n_kv_heads) ++b;
-      return SplitItem(p, splits, b, i);
+      while (first_split[b + 1] <= i / groups.count) ++b;
+      return SplitItem(p, splits, groups, b, i);
     };
     SplitItem current = item(begin);
     for (int64_t i = begin + 1; i < end; ++i) {

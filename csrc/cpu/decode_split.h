@@ -36,6 +36,7 @@ class DecodeSplits {
   float* state(int64_t split, int64_t h) const {
     return static_cast<float*>(p_.workspace) + header() + (split * p_.n_heads + h) * width_;
   }
+  int64_t stride() const { return width_; }  // from one head's state to the next
   int64_t padded_head_dim() const { return width_ - 16; }
 
  private:

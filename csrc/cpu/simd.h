@@ -250,11 +250,5 @@ inline Vec exp(Vec x) {
   return p * power(half) * power(e - half);
 }
 
-// Asks for the `bytes` from `address` on, one cache line at a time.
-inline void prefetch(const void* address, int64_t bytes) {
-  const char* line = static_cast<const char*>(address);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i, 0, 2);
-}
-
 }  // namespace
 }  // namespace lighttransfer::cpu
