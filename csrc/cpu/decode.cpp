@@ -51,6 +51,11 @@ MassRanges mass_ranges(Ring ring, RetainedWindow window, int64_t length) {
 constexpr int64_t kMaxBlocks = 16;
 constexpr int64_t kMaxSlotBytes = 2048;
 
+// Slots of a tile: fewer where they are large, because its pages must fit in the first-level TLB.
+int64_t tile_slots(const StreamingDecodeParams& p, int64_t element) {
+  return p.n_kv_heads * p.head_dim * element > 1024 ? kTile / 2 : kTile;
+}
+
 // How many KV heads make an item. It decides nothing but speed: every head is computed by itself.
 struct HeadGroups {
   int64_t size, count;
@@ -86,13 +91,25 @@ struct SplitItem {
   }
 };
 
+// body(n) with n <= max known to the compiler.
+template <int max, class Body>
+inline void with_heads(std::integral_constant<int, max> heads, int64_t n, const Body& body) {
+  if constexpr (max > 1) {
+    if (n < max) return with_heads(std::integral_constant<int, max - 1>{}, n, body);
+  }
+  body(heads);
+}
+
 template <class E>
 class SplitKernel {
  public:
   using T = typename E::Storage;
 
   SplitKernel(const StreamingDecodeParams& p, const DecodeSplits& splits)
-      : p_(p), splits_(splits), group_(p.n_heads / p.n_kv_heads) {}
+      : p_(p),
+        splits_(splits),
+        group_(p.n_heads / p.n_kv_heads),
+        tile_slots_(tile_slots(p, sizeof(T))) {}
 
   // `next`: the item that follows, nullptr: none.
   void operator()(const SplitItem& item, const SplitItem* next) {
@@ -160,16 +177,16 @@ class SplitKernel {
   // is on its way, behind the last tile the first one of `next`.
   void attend(const SplitItem& item, const SplitItem* next) {
     const auto find = [&](const SplitItem& from, int64_t tile, TileRows<T>& rows) {
-      const int64_t end = tile + kTile < from.end ? tile + kTile : from.end;
+      const int64_t end = tile + tile_slots_ < from.end ? tile + tile_slots_ : from.end;
       find_rows(p_.cache, from.b, from.kv_head, tile, end, rows);
     };
     int current = 0;
     find(item, item.begin, rows_[0]);
-    for (int64_t tile = item.begin; tile < item.end; tile += kTile, current ^= 1) {
+    for (int64_t tile = item.begin; tile < item.end; tile += tile_slots_, current ^= 1) {
       TileRows<T>& ahead = rows_[current ^ 1];
       int64_t n_ahead = item.n_kv_heads;
-      if (tile + kTile < item.end) {
-        find(item, tile + kTile, ahead);
+      if (tile + tile_slots_ < item.end) {
+        find(item, tile + tile_slots_, ahead);
       } else if (next != nullptr) {
         find(*next, next->begin, ahead);
         n_ahead = next->n_kv_heads;
@@ -191,12 +208,15 @@ class SplitKernel {
     const int64_t k_lines = share(k), v_lines = share(v);
     for (int64_t i = 0; i < n_blocks_; ++i) {
       Block& block = blocks_[i];
-      block.queries.score(rows.k, rows.n, block.kv_head * p_.cache.k.head_stride, p_.scale, k,
-                          k_lines, scores_);
-      softmax_tile(scores_, rows.n, block.softmax, correction_);
-      if (p_.mass != nullptr) add_masses(rows, block.softmax);
       const ValueRows<E> values{rows.v, block.kv_head * p_.cache.v.head_stride, rows.n};
-      accumulate(std::integral_constant<int, kHeads>{}, block, values, v, v_lines);
+      with_heads(std::integral_constant<int, kHeads>{}, block.n, [&](auto n_heads) {
+        block.queries.template score<n_heads>(
+            rows.k, rows.n, block.kv_head * p_.cache.k.head_stride, p_.scale, k, k_lines, scores_);
+        softmax_tile(scores_, rows.n, block.softmax, correction_);
+        if (p_.mass != nullptr) add_masses(rows, block.softmax);
+        accumulate_tile<E, n_heads>(values, scores_, correction_, p_.head_dim, block.outputs, v,
+                                    v_lines);
+      });
     }
   }
 
@@ -206,19 +226,6 @@ class SplitKernel {
     };
     add(ranges_.sinks, softmax.sinks);
     for (SlotRange range : ranges_.recent) add(range, softmax.recent);
-  }
-
-  // accumulate_tile for at most n_heads heads, with their number known to the compiler.
-  template <int n_heads>
-  void accumulate(std::integral_constant<int, n_heads>, const Block& block,
-                  const ValueRows<E>& values, RowStream& ahead, int64_t lines) {
-    if constexpr (n_heads > 1) {
-      if (block.n < n_heads) {
-        return accumulate(std::integral_constant<int, n_heads - 1>{}, block, values, ahead, lines);
-      }
-    }
-    accumulate_tile<E, n_heads>(values, scores_, correction_, p_.head_dim, block.outputs, ahead,
-                                lines);
   }
 
   // The block's heads become states: outputs and masses divided by their sums.
@@ -242,6 +249,7 @@ class SplitKernel {
   const StreamingDecodeParams& p_;
   const DecodeSplits& splits_;
   const int64_t group_;  // query heads of a KV head
+  const int64_t tile_slots_;
   MassRanges ranges_{};
   TileRows<T> rows_[2];
   int64_t n_blocks_ = 0;

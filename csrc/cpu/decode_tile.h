@@ -7,31 +7,16 @@
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
 namespace {
 
-using F32 = Element<DType::kFloat32>;
-
 constexpr int kTile = 64;
 constexpr int kMaxHeadDim = 256;
 // A score vector holds kGroups heads and 4 keys; kVecs of them make a block of heads.
 constexpr int kVecs = kLanes == 16 ? 1 : 2;
 constexpr int kHeads = kVecs * kGroups;
 // Keys whose sums, and pairs of column vectors whose outputs, are in registers at a time.
-constexpr int kKeys = 8 / kVecs;
+constexpr int kKeys = 4;
 constexpr int kPairs = kLanes == 16 ? 2 : 1;
 
-// A row of E as fp32; its order of elements is load_pair's.
-template <class E>
-inline void widen_row(const typename E::Storage* from, int64_t head_dim, float* to) {
-  int64_t d = 0;
-  for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
-    store_pair<F32>(to + d, load_pair<E>(from + d));
-  }
-  for (; d < head_dim; d += kLanes) {
-    const int64_t n = head_dim - d;
-    store<F32>(to + d, n < kLanes ? load<E>(from + d, n) : load<E>(from + d));
-  }
-}
-
-// The other way round.
+// A row of fp32 as E; the fp32 row's order of elements is load_pair's.
 template <class E>
 inline void narrow_row(const float* from, int64_t head_dim, typename E::Storage* to) {
   int64_t d = 0;

@@ -243,11 +243,15 @@ inline Vec exp(Vec x) {
   p = fma(p, r, broadcast(1.0f / 6));
   p = fma(p, r, broadcast(0.5f));
   p = fma(p * r, r, r) + 1.0f;
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(p, n);
+#else
   // 2^n in two factors: one alone would overflow where the result does not, and flush subnormals.
   const IntVec e = bit_cast<IntVec>(shifted) - 0x4b400000;
   const IntVec half = e >> 1;
   const auto power = [](IntVec k) { return bit_cast<Vec>((k + 127) << 23); };
   return p * power(half) * power(e - half);
+#endif
 }
 
 }  // namespace

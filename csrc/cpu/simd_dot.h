@@ -1,11 +1,13 @@
-// Dot products of rows in storage precision, summed in fp32: of two rows (Dot), and of one row with
-// those of several query heads at once (GroupDot).
+// Dot products of rows in storage precision, summed in fp32: of two rows (Dot), and of many rows
+// with the same few (PreparedDot).
 #pragma once
 
 #include "simd.h"
 
 namespace lighttransfer::cpu {
 namespace {
+
+using F32 = Element<DType::kFloat32>;
 
 // A row of E is walked kWidth elements at a time: acc = madd(load(a), load(b), acc), the last step
 // with load(p, n). reduce_add(acc) is the product.
@@ -35,7 +37,7 @@ struct Dot<Element<DType::kBFloat16>> {
 };
 #endif
 
-// --- Groups of four lanes: each a vector of its own, with one query head to itself. ---
+// --- Groups of four lanes. ---
 
 constexpr int kGroups = kLanes / 4;
 
@@ -80,37 +82,61 @@ inline Vec group_add4(Vec v0, Vec v1, Vec v2, Vec v3) {
   return shuffle_groups<0, 2, 0, 2>(a, b) + shuffle_groups<1, 3, 1, 3>(a, b);
 }
 
-// Dot products of one row of E with the rows of all groups at once: kStep elements of the row, the
-// same in every group, meet kStep elements of each group's row.
-template <class E>
-struct GroupDot;
-
-template <>
-struct GroupDot<Element<DType::kFloat32>> : Dot<Element<DType::kFloat32>> {
-  static constexpr int kStep = 4;
-  static inline Operand load_same(const float* p) {
+// Group g: the sum of v_g's groups. Lanes of a group stay apart.
+inline Vec add_groups(const Vec (&v)[kGroups]) {
 #if defined(__AVX512F__)
-    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+  const auto fold = [](Vec x, Vec y) {
+    return _mm512_shuffle_f32x4(x, y, 0x44) + _mm512_shuffle_f32x4(x, y, 0xee);
+  };
+  const Vec a = fold(v[0], v[1]), b = fold(v[2], v[3]);
+  return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
 #elif defined(__AVX2__)
-    return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  return _mm256_permute2f128_ps(v[0], v[1], 0x20) + _mm256_permute2f128_ps(v[0], v[1], 0x31);
 #else
-    return load(p);
+  return v[0];
 #endif
+}
+
+// Dot products of rows of E with rows that are prepared once: acc = madd(prepared + d,
+// load(row + d), acc) for every multiple d of kWidth, the last step with load(row + d, n).
+template <class E>
+struct PreparedDot {
+  using Prepared = float;
+  using Operand = VecPair;
+  static constexpr int kWidth = 2 * kLanes;
+
+  // Whole steps: zeros follow the row.
+  static inline void prepare(const typename E::Storage* row, int64_t n, Prepared* to) {
+    for (int64_t d = 0; d < n; d += kWidth) {
+      const VecPair v = n - d < kWidth ? load(row + d, n - d) : load(row + d);
+      store<F32>(to + d, v.first);
+      store<F32>(to + d + kLanes, v.second);
+    }
+  }
+  static inline Operand load(const typename E::Storage* p) { return load_pair<E>(p); }
+  static inline Operand load(const typename E::Storage* p, int64_t n) {
+    const int64_t second = n > kLanes ? n - kLanes : 0;
+    return {cpu::load<E>(p, n - second), cpu::load<E>(p + (n - second), second)};
+  }
+  static inline Vec madd(const Prepared* a, Operand b, Vec acc) {
+    acc = fma(cpu::load<F32>(a), b.first, acc);
+    return fma(cpu::load<F32>(a + kLanes), b.second, acc);
   }
 };
 
 #if defined(__AVX512BF16__)
 template <>
-struct GroupDot<Element<DType::kBFloat16>> : Dot<Element<DType::kBFloat16>> {
-  static constexpr int kStep = 8;
-  static inline Operand load_same(const uint16_t* p) {
-    return bit_cast<__m512bh>(
-        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+struct PreparedDot<Element<DType::kBFloat16>> : Dot<Element<DType::kBFloat16>> {
+  using Prepared = uint16_t;
+
+  static inline void prepare(const uint16_t* row, int64_t n, Prepared* to) {
+    std::memset(to, 0, (n + kWidth - 1) / kWidth * kWidth * sizeof(*to));
+    std::memcpy(to, row, n * sizeof(*to));
+  }
+  static inline Vec madd(const Prepared* a, Operand b, Vec acc) {
+    return Dot::madd(Dot::load(a), b, acc);
   }
 };
-constexpr bool kHasBf16Dot = true;
-#else
-constexpr bool kHasBf16Dot = false;
 #endif
 
 }  // namespace
