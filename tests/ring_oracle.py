@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-LAYOUTS = ["contiguous", "padded", "head_major", "paged", "paged_padded", "paged_interleaved"]
+LAYOUTS = ["contiguous", "padded", "head_major", "paged", "paged_padded", "paged_interleaved", "paged_unaligned"]
 
 
 @dataclass
@@ -122,6 +122,10 @@ def make_cache(
         view = b[:, :, 1:, 1:-1, :dim]
         wide_table = torch.cat([table, table], 1)[:, : table.shape[1]]  # rows further apart than their length
         return Cache(b, view[0], view[1], wide_table, page_size)
+    if layout == "paged_unaligned":  # for kernels that would rather move 16 bytes at a time
+        b = base(2, n_pages, page_size, heads, dim + 1)
+        view = b[..., 1:]
+        return Cache(b, view[0], view[1], table, page_size)
     assert layout == "paged_interleaved", layout
     b = base(n_pages, 2, page_size, heads, dim)
     return Cache(b, b[:, 0], b[:, 1], table, page_size)

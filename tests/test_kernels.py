@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import simulator
 import torch
+import torch.nn.functional as F
 from reference import attention, random_qkv
 from test_attention import PAIRS
 
@@ -189,6 +190,7 @@ def _moves(head_dim: int) -> None:
     """Appends 100 tokens, gathers them, cuts 500 to a ring; two rows, three KV heads, pages of 16."""
     k_cache, v_cache = _random(66, 16, 3, head_dim, seed=1), _random(66, 16, 3, head_dim, seed=2)
     table = torch.randperm(66, generator=torch.Generator().manual_seed(3)).int().view(2, 33)
+    table = F.pad(table, (0, 7))[:, :33]  # each row's entries begin a sector
     k, v = _random(2, 100, 3, head_dim, seed=4), _random(2, 100, 3, head_dim, seed=5)
     zeros, hundred = (torch.full((2,), n, dtype=torch.int32) for n in (0, 100))
     append_kv_(k_cache, v_cache, k, v, zeros, n_sink=4, n_recent=zeros, block_table=table)

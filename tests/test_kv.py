@@ -85,6 +85,14 @@ def test_compact_needs_only_the_pages_it_touches(device):
     cache.expect(before, rows)
 
 
+def test_compact_without_any_page(device):
+    """Rows that hold nothing need no table entry."""
+    cache = make_cache("paged", batch=3, capacity=8, heads=1, dim=8, dtype=torch.float16, device=device)
+    before = cache.base.clone()
+    compact_kv_(cache.k, cache.v, i32([0, -1, 0], device), n_sink=1, n_recent=2, block_table=cache.table[:, :0])
+    assert torch.equal(bits(cache.base), bits(before))
+
+
 # ---- append_kv_
 
 
@@ -141,6 +149,35 @@ def test_append_writes_only_what_survives(device):
         for i in range(100):
             rows[b].append(k[b, i], v[b, i])
     cache.expect(before, rows)
+
+
+def test_more_heads_than_a_block_has_threads(device):
+    """All three ops: 70 heads of 32 elements are 280 vectors of 16 bytes a token."""
+    n_sink, n_recent, heads = 2, 5, 70
+    cache = make_cache("paged", batch=3, capacity=12, heads=heads, dim=32, dtype=torch.float16, device=device)
+    rows = [Row(n_sink, n) for n in (None, n_recent, None)]
+    before = cache.base.clone()
+    k, v = chunk(3, 11, heads, 32, torch.float16, device, seed=1)
+    recents, zeros = n_recent_of(rows, device), i32([0, 0, 0], device)
+    append_kv_(cache.k, cache.v, k, v, zeros, n_sink=n_sink, n_recent=recents, block_table=cache.table)
+    for b, row in enumerate(rows):
+        for i in range(11):
+            row.append(k[b, i], v[b, i])
+    cache.expect(before, rows)
+    before, lengths = cache.base.clone(), i32([11, 11, 11], device)
+    cut = {"n_sink": n_sink, "n_recent": n_recent, "block_table": cache.table}
+    compact_kv_(cache.k, cache.v, lengths, **cut, rows=i32([2], device))
+    rows[2].compact(n_recent)
+    cache.expect(before, rows)
+    recents = n_recent_of(rows, device)
+    window = {"n_sink": n_sink, "n_recent": recents, "block_table": cache.table}
+    got_k, got_v, start = gather_kv(cache.k, cache.v, lengths, max_len=13, **window)
+    assert start.tolist() == [2, 6, 6]
+    for b, row in enumerate(rows):
+        want = [torch.stack(side) for side in zip(*(token[1:] for token in row.in_order()), strict=True)]
+        for got, side in zip((got_k, got_v), want, strict=True):
+            assert torch.equal(bits(got[b, start[b] :]), bits(side))
+            assert (got[b, : start[b]] == 0).all()
 
 
 # ---- gather_kv
