@@ -1,4 +1,4 @@
-"""The hybrid cache: full layers and ring layers over one paged pool, as a transformers ``Cache``."""
+"""What transformers and users ask of the cache: lengths, rows, tokens taken back, captured steps, chunks, a report."""
 
 from __future__ import annotations
 

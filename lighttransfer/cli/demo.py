@@ -10,7 +10,7 @@ from .options import UsageError, device_and_dtype, variants
 from .prompts import Prompt, needle_prompt, question_prompt
 from .runs import compare, messages, print_comparison
 
-#: Asked about one passage of the prose in data/chronicle.txt.
+#: Asked about one passage of the prose in chronicle.txt.
 QUESTION = "Who was the engineer of the mole?"
 LEAD_IN, ANSWER = "The engineer of the mole was", "Tobias Wren"
 

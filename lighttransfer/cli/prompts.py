@@ -32,7 +32,7 @@ _SENTENCE = re.compile(r".+?(?:(?<![IVX])[.?!][\"']?(?=\s)|\Z)\s*", re.DOTALL)
 @functools.cache
 def prose() -> str:
     """The handbook of a fictional island: about 6,100 words, 7,350 tokens of SmolLM2's tokenizer, no digits."""
-    return resources.files(__package__).joinpath("data/chronicle.txt").read_text("utf-8").strip()
+    return resources.files(__package__).joinpath("chronicle.txt").read_text("utf-8").strip()
 
 
 @dataclass(frozen=True)
