@@ -1,95 +1,12 @@
-#include "../state.h"
+#include "decode_item.h"
 #include "decode_scores.h"
 #include "decode_softmax.h"
-#include "decode_split.h"
+#include "decode_state.h"
 #include "decode_values.h"
 #include "kernels.h"
-#include "parallel.h"
 
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
 namespace {
-
-// What a state in the workspace holds behind its `width` outputs.
-struct Statistics {
-  float lse, mass[2];
-};
-
-Statistics& statistics(float* state, int64_t width) {
-  return *reinterpret_cast<Statistics*>(state + width);
-}
-const Statistics& statistics(const float* state, int64_t width) {
-  return *reinterpret_cast<const Statistics*>(state + width);
-}
-
-struct SlotRange {
-  int64_t begin, end;
-};
-
-// The slots whose probability makes up each mass: the sinks; the other kept positions, which are
-// consecutive but may wrap in the ring.
-struct MassRanges {
-  SlotRange sinks, recent[2];
-};
-
-MassRanges mass_ranges(Ring ring, RetainedWindow window, int64_t length) {
-  MassRanges ranges{{0, ring.n_sink < length ? ring.n_sink : length}, {}};
-  const int64_t kept = window.recent_begin(length), stored = ring.recent_begin(length);
-  const int64_t begin = kept > stored ? kept : stored;
-  if (begin >= length) return ranges;
-  const int64_t first = ring.slot(begin), last = ring.slot(length - 1);
-  if (first <= last) {
-    ranges.recent[0] = {first, last + 1};
-  } else {
-    ranges.recent[0] = {first, ring.n_slots(length)};
-    ranges.recent[1] = {ring.n_sink, last + 1};
-  }
-  return ranges;
-}
-
-// Blocks of query heads that share an item's walk over memory, and the bytes of a slot that are
-// walked together: two tiles of that, with keys and values, leave room in a second-level cache.
-constexpr int64_t kMaxBlocks = 16;
-constexpr int64_t kMaxSlotBytes = 2048;
-
-// Slots of a tile: fewer where they are large, because its pages must fit in the first-level TLB.
-int64_t tile_slots(const StreamingDecodeParams& p, int64_t element) {
-  return p.n_kv_heads * p.head_dim * element > 1024 ? kTile / 2 : kTile;
-}
-
-// How many KV heads make an item. It decides nothing but speed: every head is computed by itself.
-struct HeadGroups {
-  int64_t size, count;
-
-  HeadGroups(const StreamingDecodeParams& p, int64_t n_splits, int64_t element) {
-    const int64_t group = p.n_heads / p.n_kv_heads, n_blocks = (group + kHeads - 1) / kHeads;
-    const int64_t by_bytes = kMaxSlotBytes / (p.head_dim * element),
-                  by_blocks = kMaxBlocks / n_blocks;
-    size = by_bytes < by_blocks ? by_bytes : by_blocks;
-    if (size > p.n_kv_heads) size = p.n_kv_heads;
-    if (size < 1) size = 1;
-    // Enough items that threads end together.
-    const int64_t threads = n_threads(), wanted = threads > 1 ? 4 * threads : 1;
-    while (size > 1 && n_splits * ((p.n_kv_heads + size - 1) / size) < wanted)
-      size = (size + 1) / 2;
-    count = (p.n_kv_heads + size - 1) / size;
-  }
-};
-
-// One (row, split, group of KV heads).
-struct SplitItem {
-  int64_t b, split, kv_head, n_kv_heads;
-  int64_t begin, end;  // slots
-
-  SplitItem(const StreamingDecodeParams& p, const DecodeSplits& splits, HeadGroups groups,
-            int64_t b, int64_t i)
-      : b(b), split(i / groups.count), kv_head(i % groups.count * groups.size) {
-    const int64_t left = p.n_kv_heads - kv_head;
-    n_kv_heads = left < groups.size ? left : groups.size;
-    const int64_t n_slots = p.ring(b).n_slots(int64_t{p.seq_len[b]} + 1);
-    begin = (split - splits.first_split()[b]) * kSplitSlots;
-    end = n_slots < begin + kSplitSlots ? n_slots : begin + kSplitSlots;
-  }
-};
 
 // body(n) with n <= max known to the compiler.
 template <int max, class Body>
@@ -204,18 +121,19 @@ class SplitKernel {
       return s;
     };
     RowStream k = stream(p_.cache.k, ahead.k), v = stream(p_.cache.v, ahead.v);
-    const auto share = [&](const RowStream& s) { return (s.lines() + n_blocks_ - 1) / n_blocks_; };
-    const int64_t k_lines = share(k), v_lines = share(v);
+    const auto share = [&](const RowStream& s) { return (s.units() + n_blocks_ - 1) / n_blocks_; };
+    const int64_t k_units = share(k), v_units = share(v);
     for (int64_t i = 0; i < n_blocks_; ++i) {
       Block& block = blocks_[i];
       const ValueRows<E> values{rows.v, block.kv_head * p_.cache.v.head_stride, rows.n};
       with_heads(std::integral_constant<int, kHeads>{}, block.n, [&](auto n_heads) {
         block.queries.template score<n_heads>(
-            rows.k, rows.n, block.kv_head * p_.cache.k.head_stride, p_.scale, k, k_lines, scores_);
+            rows.k, rows.n, block.kv_head * p_.cache.k.head_stride, p_.scale, k, k_units, scores_);
         softmax_tile(scores_, rows.n, block.softmax, correction_);
         if (p_.mass != nullptr) add_masses(rows, block.softmax);
+        Weighting<E>::prepare(scores_, rows.n);
         accumulate_tile<E, n_heads>(values, scores_, correction_, p_.head_dim, block.outputs, v,
-                                    v_lines);
+                                    v_units);
       });
     }
   }
@@ -257,27 +175,6 @@ class SplitKernel {
   TileScores scores_;
   float correction_[kHeads];
 };
-
-// a becomes the state of both splits' keys.
-void merge_into(float* a, const float* b, int64_t width) {
-  Statistics& to = statistics(a, width);
-  const Statistics& from = statistics(b, width);
-  const MergeWeights w = merge_weights(to.lse, from.lse);
-  if (from.lse == -INFINITY) return;
-  if (to.lse == -INFINITY) {
-    std::memcpy(a, b, width * sizeof(float));
-    to = from;
-    return;
-  }
-  const Vec weight_a = broadcast(w.weight_a), weight_b = broadcast(w.weight_b);
-  for (int64_t d = 0; d < width; d += kLanes) {
-    store<F32>(a + d, fma(weight_a, load<F32>(a + d), weight_b * load<F32>(b + d)));
-  }
-  for (int i = 0; i < 2; ++i) {
-    to.mass[i] = w.weight_a * to.mass[i] + w.weight_b * from.mass[i];
-  }
-  to.lse = w.lse;
-}
 
 // The outputs of one query head of one row, from its splits: merged as a binary tree, so that
 // rounding grows with the logarithm of their number.

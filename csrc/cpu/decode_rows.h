@@ -37,10 +37,10 @@ void find_rows(const KvCache& cache, int64_t b, int64_t h, int64_t begin, int64_
   for (int i = rows.n; i % kKeys != 0; ++i) rows.k[i] = rows.k[rows.n - 1];
 }
 
-// Brings one side of a tile into the second-level cache, a few lines at a time: slot by slot, every
-// slot with all the KV heads. That is the order of memory, which the hardware's own prefetchers
-// follow; head by head, rows lie too far apart for them, and a core by itself waits for too few
-// lines at a time to use its share of the memory's speed.
+// Brings one side of a tile into the second-level cache, a unit of two lines at a time: slot by
+// slot, every slot with all the KV heads. That is the order of memory, in which it is fastest; the
+// products, head by head, come back to a slot again and again. Units are asked for at an even pace
+// between the products: a core waits for a few lines only, and a burst would stop it.
 class RowStream {
  public:
   // n_runs contiguous runs of run_bytes in each slot, run_stride bytes apart.
@@ -54,32 +54,40 @@ class RowStream {
     return {n_heads, head_dim * element, side.head_stride * element};
   }
 
-  // Lines of a slot, at most.
-  int64_t lines() const { return n_runs_ * ((run_bytes_ + kLine - 1) / kLine); }
+  // Units of a slot, at most.
+  int64_t units() const { return n_runs_ * ((run_bytes_ + kUnit - 1) / kUnit); }
 
   template <class T>
   void start(const T* const* rows, int n) {
     rows_ = reinterpret_cast<const void* const*>(rows);
-    n_rows_ = n, row_ = 0, run_ = 0;
-    if (n > 0) begin_run();
+    n_rows_ = n, row_ = 0, run_ = 0, step_ = kUnit;
+    begin_run();
   }
 
-  void ask(int64_t n_lines) {
-    for (; n_lines > 0 && row_ < n_rows_; --n_lines) {
+  // Short, because it stands in the innermost loops. Lines behind a run's end do no harm.
+  void ask(int64_t n_units) {
+    for (; n_units > 0; --n_units) {
       __builtin_prefetch(line_, 0, 2);
-      line_ += kLine;
-      if (line_ < end_) continue;
-      if (++run_ == n_runs_) run_ = 0, ++row_;
-      if (row_ < n_rows_) begin_run();
+      __builtin_prefetch(line_ + kUnit / 2, 0, 2);
+      line_ += step_;
+      if (__builtin_expect(line_ >= end_, 0)) {
+        if (++run_ == n_runs_) run_ = 0, ++row_;
+        begin_run();
+      }
     }
   }
 
  private:
-  static constexpr int64_t kLine = 64;
+  static constexpr int64_t kUnit = 128;  // bytes
 
   void begin_run() {
-    line_ = static_cast<const char*>(rows_[row_]) + run_ * run_stride_;
-    end_ = line_ + run_bytes_;
+    if (row_ < n_rows_) {
+      line_ = static_cast<const char*>(rows_[row_]) + run_ * run_stride_;
+      end_ = line_ + run_bytes_;
+    } else {  // what is asked for once more costs little
+      line_ = reinterpret_cast<const char*>(this);
+      end_ = line_ + 1, step_ = 0;
+    }
   }
 
   int64_t n_runs_, run_bytes_, run_stride_;
@@ -87,6 +95,7 @@ class RowStream {
   int n_rows_ = 0, row_ = 0;
   int64_t run_ = 0;
   const char *line_ = nullptr, *end_ = nullptr;
+  int64_t step_ = 0;
 };
 
 }  // namespace

@@ -20,17 +20,17 @@ class BlockQueries {
   }
 
   // scores = scale * q . k of n_heads heads for the n keys at rows[i] + offset, rounded up to a
-  // multiple of kKeys; 0 for further heads. Asks for `lines` lines of `ahead` per key.
+  // multiple of kKeys; 0 for further heads. Asks for `units` units of `ahead` per key.
   template <int n_heads>
   void score(const T* const* rows, int n, int64_t offset, float scale, RowStream& ahead,
-             int64_t lines, TileScores& scores) const {
+             int64_t units, TileScores& scores) const {
     const int64_t steps = padded_ / Product::kWidth;
-    const int64_t lines_per_step = (kKeys * lines + steps - 1) / steps;
+    const int64_t units_per_step = (kKeys * units + steps - 1) / steps;
     for (int i = 0; i < n; i += kKeys) {
       const T* k[kKeys];
       LT_UNROLL
       for (int j = 0; j < kKeys; ++j) k[j] = rows[i + j] + offset;
-      score_heads<0, n_heads>(k, scale, ahead, lines_per_step, i / kKeys, scores);
+      score_heads<0, n_heads>(k, scale, ahead, units_per_step, i / kKeys, scores);
       if constexpr (kVecs > 1) {
         score_heads<1, n_heads - kGroups>(k, scale, ahead, 0, i / kKeys, scores);
       }
@@ -40,7 +40,7 @@ class BlockQueries {
  private:
   // Score vector i of the heads [w * kGroups, w * kGroups + n_heads).
   template <int w, int n_heads>
-  void score_heads(const T* const (&k)[kKeys], float scale, RowStream& ahead, int64_t lines, int i,
+  void score_heads(const T* const (&k)[kKeys], float scale, RowStream& ahead, int64_t units, int i,
                    TileScores& scores) const {
     if constexpr (n_heads <= 0) return scores.set(i, w, Vec{});
     constexpr int kCount = n_heads < kGroups ? n_heads : kGroups;
@@ -57,11 +57,11 @@ class BlockQueries {
     };
     int64_t d = 0;
     for (; d + Product::kWidth <= head_dim_; d += Product::kWidth) {
-      ahead.ask(lines);
+      ahead.ask(units);
       step(d, [](const T* p) { return Product::load(p); });
     }
     if (d < head_dim_) {
-      ahead.ask(lines);
+      ahead.ask(units);
       step(d, [&](const T* p) { return Product::load(p, head_dim_ - d); });
     }
     Vec heads[kGroups] = {};

@@ -1,6 +1,9 @@
 // The softmax of a decode step, tile by tile: weights, their sums and the masses.
 #pragma once
 
+#include <cmath>
+
+#include "../window.h"
 #include "decode_tile.h"
 
 namespace lighttransfer::cpu::LIGHTTRANSFER_ISA {
@@ -75,6 +78,31 @@ inline void add_range(const TileScores& scores, int n, int64_t begin, int64_t en
       sums[w] += select(inside, scores.get(static_cast<int>(i), w), Vec{});
     }
   }
+}
+
+struct SlotRange {
+  int64_t begin, end;
+};
+
+// The slots whose probability makes up each mass: the sinks; the other kept positions, which are
+// consecutive but may wrap in the ring.
+struct MassRanges {
+  SlotRange sinks, recent[2];
+};
+
+inline MassRanges mass_ranges(Ring ring, RetainedWindow window, int64_t length) {
+  MassRanges ranges{{0, ring.n_sink < length ? ring.n_sink : length}, {}};
+  const int64_t kept = window.recent_begin(length), stored = ring.recent_begin(length);
+  const int64_t begin = kept > stored ? kept : stored;
+  if (begin >= length) return ranges;
+  const int64_t first = ring.slot(begin), last = ring.slot(length - 1);
+  if (first <= last) {
+    ranges.recent[0] = {first, last + 1};
+  } else {
+    ranges.recent[0] = {first, ring.n_slots(length)};
+    ranges.recent[1] = {ring.n_sink, last + 1};
+  }
+  return ranges;
 }
 
 }  // namespace

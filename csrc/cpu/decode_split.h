@@ -1,5 +1,5 @@
 // How a decode step is cut into parts, and where each part's attention state lies until all of a
-// row's are merged. A part is kSplitSlots slots of one row and one KV head: the same cut for every
+// row's are merged. A part is kSplitSlots slots of one row: the same cut for every
 // batch and every number of threads, so a row's result never depends on its company.
 #pragma once
 
@@ -14,7 +14,7 @@ constexpr int64_t kSplitSlots = 256;
 class DecodeSplits {
  public:
   explicit DecodeSplits(const StreamingDecodeParams& p)
-      : p_(p), width_((p.head_dim + 15) / 16 * 16 + 16) {}
+      : p_(p), width_((p.head_dim + 31) / 32 * 32 + 16) {}
 
   int64_t bytes() const {
     int64_t n_splits = 0;
@@ -31,7 +31,7 @@ class DecodeSplits {
   // [B + 1]: row b owns the splits [first_split[b], first_split[b + 1]).
   int64_t* first_split() const { return static_cast<int64_t*>(p_.workspace); }
 
-  // The state of query head h in a split: head_dim values padded to a multiple of 16, and
+  // The state of query head h in a split: head_dim values padded to a multiple of 32, and
   // statistics behind them. Cache lines are not shared.
   float* state(int64_t split, int64_t h) const {
     return static_cast<float*>(p_.workspace) + header() + (split * p_.n_heads + h) * width_;

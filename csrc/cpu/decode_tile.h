@@ -16,22 +16,6 @@ constexpr int kHeads = kVecs * kGroups;
 constexpr int kKeys = 4;
 constexpr int kPairs = kLanes == 16 ? 2 : 1;
 
-// A row of fp32 as E; the fp32 row's order of elements is load_pair's.
-template <class E>
-inline void narrow_row(const float* from, int64_t head_dim, typename E::Storage* to) {
-  int64_t d = 0;
-  for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
-    store_pair<E>(to + d, load_pair<F32>(from + d));
-  }
-  for (; d < head_dim; d += kLanes) {
-    const int64_t n = head_dim - d;
-    if (n < kLanes) {
-      store<E>(to + d, load<F32>(from + d), n);
-    } else {
-      store<E>(to + d, load<F32>(from + d));
-    }
-  }
-}
 // Scores of a tile: vector i * kVecs + w holds, in group g, head w * kGroups + g's scores of the
 // keys 4i .. 4i + 3. So the score of head h for key i is at scores[at(h, i)].
 struct TileScores {

@@ -180,6 +180,20 @@ inline void store_pair(typename E::Storage* to, VecPair v) {
   }
 }
 
+// The first n of 2 * kLanes elements, in the order of memory.
+template <class E>
+inline VecPair load_first(const typename E::Storage* from, int64_t n) {
+  const int64_t second = n > kLanes ? n - kLanes : 0;
+  return {load<E>(from, n - second), load<E>(from + (n - second), second)};
+}
+
+template <class E>
+inline void store_first(typename E::Storage* to, VecPair v, int64_t n) {
+  const int64_t second = n > kLanes ? n - kLanes : 0;
+  store<E>(to, v.first, n - second);
+  store<E>(to + (n - second), v.second, second);
+}
+
 // --- Arithmetic. ---
 
 // a * b + c; rounded once where the instruction set can.

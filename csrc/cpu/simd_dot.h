@@ -115,8 +115,7 @@ struct PreparedDot {
   }
   static inline Operand load(const typename E::Storage* p) { return load_pair<E>(p); }
   static inline Operand load(const typename E::Storage* p, int64_t n) {
-    const int64_t second = n > kLanes ? n - kLanes : 0;
-    return {cpu::load<E>(p, n - second), cpu::load<E>(p + (n - second), second)};
+    return load_first<E>(p, n);
   }
   static inline Vec madd(const Prepared* a, Operand b, Vec acc) {
     acc = fma(cpu::load<F32>(a), b.first, acc);
