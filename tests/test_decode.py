@@ -54,6 +54,16 @@ def test_heads_and_head_dims(device, dtype, n_heads, n_kv_heads, head_dim):
     comparison.check()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(70, 1, 16), (20, 20, 64), (20, 10, 120)])
+def test_more_heads_than_are_walked_together(device, dtype, heads):
+    """A CPU walks 16 blocks of query heads and 4 KB of a slot at a time; the last walk is a shorter one."""
+    n_heads, n_kv_heads, head_dim = heads
+    lengths, n_recents = [34, 9, 30], [0, 16, 0]
+    cache, oracles = filled(lengths, n_recents, 3, 70, n_kv_heads, head_dim, dtype, device, 32)
+    check_step(*inputs(3, n_heads, n_kv_heads, head_dim, dtype), lengths, cache, oracles, 3, device, 8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [None, 8])
 def test_many_steps_across_wraps(device, dtype, page_size):
@@ -168,6 +178,21 @@ def test_inputs_off_any_alignment(device):
         return
     with pytest.raises(ValueError, match="k_cache must have rows that start at multiples of 16 bytes on a GPU"):
         streaming_decode(**args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("length", [1, 2, 65, 66])
+def test_an_infinite_value_of_the_last_key(device, dtype, length):
+    """What fills up a tile behind its last key has a weight of 0 and must be 0 itself."""
+    cache, _ = filled([length - 1], [0], 4, 80, 1, 24, dtype, device)
+    q, k, v = (x.to(device) for x in inputs(1, 3, 1, 24, dtype))
+    v[..., 5], v[..., 20] = torch.inf, -torch.inf
+    out, _, _ = streaming_decode(
+        q, k, v, cache.k, cache.v, int32([length - 1], device), n_sink=4, n_recent=int32([0], device)
+    )
+    assert (out[..., 5] == torch.inf).all()
+    assert (out[..., 20] == -torch.inf).all()
+    assert out.isfinite().sum() == 3 * 22
 
 
 def test_large_and_infinite_scores(device):
