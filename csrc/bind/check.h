@@ -103,5 +103,6 @@ bool has_aligned_rows(const Tensor& t);
 Tensor align_rows(const Tensor& t, Activation& activation);
 
 std::string describe_shape(const Tensor& t);
+std::string describe_strides(const Tensor& t);  // "strides [...]"
 
 }  // namespace lighttransfer::bind
