@@ -31,18 +31,6 @@ class Attention {
   }
 
  private:
-  static ScalarType scalar_type(DType dtype) {
-    switch (dtype) {
-      case DType::kFloat16:
-        return ScalarType::Half;
-      case DType::kBFloat16:
-        return ScalarType::BFloat16;
-      case DType::kFloat32:
-        break;
-    }
-    return ScalarType::Float;
-  }
-
   int64_t start(int64_t b) const { return p_.seq_start == nullptr ? 0 : p_.seq_start[b]; }
 
   Tokens tokens(const Activation& a, int64_t b, int64_t s, int64_t n_batch,
@@ -235,10 +223,25 @@ class Attention {
   Tensor out_, lse_;
 };
 
+// Does the CPU multiply matrices of bf16? Without, torch's kernel is no faster in 16 bits than in
+// fp32, in which its exp is exact.
+bool has_amx() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("amx-bf16");
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
+AttentionResult attend_pieces(const AttentionParams& p) {
+  return Attention(p).run();
+}
+
 AttentionResult attend(const AttentionParams& p) {
-  const AttentionResult result = Attention(p).run();
+  const bool in_fp32 = p.dtype != DType::kFloat32 && !has_amx();
+  const AttentionResult result = in_fp32 ? attend_in_fp32(p) : attend_pieces(p);
   if (p.mass != nullptr) measure_mass(p, result.lse);
   return result;
 }

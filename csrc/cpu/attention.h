@@ -15,6 +15,12 @@ struct AttentionResult {
 // Computes p.mass too where it is asked for; ignores p.out and p.lse. No size is 0.
 AttentionResult attend(const AttentionParams& p);
 
+// out and lse by torch's kernel in p.dtype.
+AttentionResult attend_pieces(const AttentionParams& p);
+
+// The same of fp16 or bf16 inputs, computed in fp32.
+AttentionResult attend_in_fp32(const AttentionParams& p);
+
 // p.mass from the LSE of the pass.
 void measure_mass(const AttentionParams& p, const torch::stable::Tensor& lse);
 

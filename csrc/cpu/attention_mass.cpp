@@ -8,8 +8,8 @@
 namespace lighttransfer::cpu {
 namespace {
 
-// Torch's exp has a relative error of 6e-5 in fp16 and bf16, and so has the sum that a mass is a
-// share of. Where the window keeps every key the shares must sum to 1, and nowhere to more.
+// In 16 bits torch's exp has a relative error of 6e-5, and so has the sum that a mass is a share
+// of. Where the window keeps every key the shares must sum to 1, and nowhere to more.
 void normalise(const AttentionParams& p) {
   const int64_t n_rows = p.n_heads * p.n_last;
   for (int64_t b = 0; b < p.batch; ++b) {

@@ -18,6 +18,18 @@ using torch::stable::Tensor;
 
 const torch::stable::Device kCpu(torch::headeronly::DeviceType::CPU);
 
+inline ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return ScalarType::Half;
+    case DType::kBFloat16:
+      return ScalarType::BFloat16;
+    case DType::kFloat32:
+      break;
+  }
+  return ScalarType::Float;
+}
+
 // The state of a piece of the attention matrix, in torch's strides.
 struct State {
   Tensor out;  // [B, H, S, D]
