@@ -24,34 +24,46 @@ class BlockQueries {
   template <int n_heads>
   void score(const T* const* rows, int n, int64_t offset, float scale, RowStream& ahead,
              int64_t units, TileScores& scores) const {
-    const int64_t steps = padded_ / Product::kWidth;
+    const int64_t steps = padded_ / Product::kWidth * (kKeys / kAtOnce);
     const int64_t units_per_step = (kKeys * units + steps - 1) / steps;
     for (int i = 0; i < n; i += kKeys) {
       const T* k[kKeys];
       LT_UNROLL
       for (int j = 0; j < kKeys; ++j) k[j] = rows[i + j] + offset;
-      score_heads<0, n_heads>(k, scale, ahead, units_per_step, i / kKeys, scores);
-      if constexpr (kVecs > 1) {
-        score_heads<1, n_heads - kGroups>(k, scale, ahead, 0, i / kKeys, scores);
+      Vec sums[kHeads][kKeys] = {};
+      LT_UNROLL
+      for (int j = 0; j < kKeys; j += kAtOnce) {
+        multiply<n_heads>(k + j, ahead, units_per_step,
+                          [&](int h, int i) -> Vec& { return sums[h][j + i]; });
+      }
+      LT_UNROLL
+      for (int w = 0; w < kVecs; ++w) {
+        Vec heads[kGroups];
+        LT_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          const Vec* sum = sums[w * kGroups + g];
+          heads[g] = group_add4(sum[0], sum[1], sum[2], sum[3]);
+        }
+        scores.set(i / kKeys, w, add_groups(heads) * scale);
       }
     }
   }
 
  private:
-  // Score vector i of the heads [w * kGroups, w * kGroups + n_heads).
-  template <int w, int n_heads>
-  void score_heads(const T* const (&k)[kKeys], float scale, RowStream& ahead, int64_t units, int i,
-                   TileScores& scores) const {
-    if constexpr (n_heads <= 0) return scores.set(i, w, Vec{});
-    constexpr int kCount = n_heads < kGroups ? n_heads : kGroups;
-    Vec sums[kGroups][kKeys] = {};
+  // Keys whose sums with a block of heads fit in registers.
+  static constexpr int kAtOnce = kLanes == 8 ? 2 : 4;
+
+  // sum(h, j) = the products of head h and the key at k[j], not yet added up across lanes.
+  template <int n_heads, class Sum>
+  void multiply(const T* const* k, RowStream& ahead, int64_t units, const Sum& sum) const {
+    Vec sums[n_heads][kAtOnce] = {};
     const auto step = [&](int64_t d, const auto& load) __attribute__((always_inline)) {
       LT_UNROLL
-      for (int j = 0; j < kKeys; ++j) {
+      for (int j = 0; j < kAtOnce; ++j) {
         const typename Product::Operand keys = load(k[j] + d);
         LT_UNROLL
-        for (int h = 0; h < kCount; ++h) {
-          sums[h][j] = Product::madd(head(w * kGroups + h) + d, keys, sums[h][j]);
+        for (int h = 0; h < n_heads; ++h) {
+          sums[h][j] = Product::madd(head(h) + d, keys, sums[h][j]);
         }
       }
     };
@@ -64,12 +76,11 @@ class BlockQueries {
       ahead.ask(units);
       step(d, [&](const T* p) { return Product::load(p, head_dim_ - d); });
     }
-    Vec heads[kGroups] = {};
     LT_UNROLL
-    for (int h = 0; h < kCount; ++h) {
-      heads[h] = group_add4(sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
+    for (int h = 0; h < n_heads; ++h) {
+      LT_UNROLL
+      for (int j = 0; j < kAtOnce; ++j) sum(h, j) = sums[h][j];
     }
-    scores.set(i, w, add_groups(heads) * scale);
   }
 
   typename Product::Prepared* head(int64_t h) { return values_ + h * padded_; }
