@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,20 @@ from pathlib import Path
 SOURCE_DIR = Path(__file__).resolve().parent
 BUILD_DIR = Path(os.environ.get("CUDASIM_BUILD_DIR", SOURCE_DIR.parents[1] / "build" / "cudasim"))
 NVCC_FLAGS = ("-gencode", "arch=compute_80,code=[sm_80,compute_80]", "-no-compress", "-lineinfo", "-std=c++17")
+#: x86-64-v3 by the names of /proc/cpuinfo; what v2 has comes with them.
+X86_64_V3 = frozenset({"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+
+
+def instruction_set(machine: str, cpuinfo: str) -> str:
+    """The ``-march`` to build for: x86-64-v3 where the CPU has it, else the compiler's default, an empty string."""
+    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    is_v3 = machine in ("x86_64", "AMD64") and flags is not None and set(flags[1].split()) >= X86_64_V3
+    return "x86-64-v3" if is_v3 else ""
+
+
+def _this_instruction_set() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    return instruction_set(platform.machine(), cpuinfo.read_text() if cpuinfo.exists() else "")
 
 
 @contextmanager
@@ -40,13 +56,16 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
 
 
 def ensure_built() -> Path:
-    """Builds libcudasim.so and _cudasim in BUILD_DIR, or does nothing when they are newer than their sources."""
+    """Builds libcudasim.so and _cudasim in BUILD_DIR, or does nothing when they are newer than their sources and were
+    built for an instruction set that this CPU has."""
     with _locked(BUILD_DIR):
         built = list(BUILD_DIR.glob("_cudasim*.so"))
         sources = [SOURCE_DIR / "CMakeLists.txt", *(SOURCE_DIR / "src").iterdir()]
-        if built and built[0].stat().st_mtime > max(s.stat().st_mtime for s in sources):
+        march, cache = _this_instruction_set(), BUILD_DIR / "CMakeCache.txt"
+        configured = cache.exists() and f"CUDASIM_MARCH:STRING={march}\n" in cache.read_text()
+        if built and configured and built[0].stat().st_mtime > max(s.stat().st_mtime for s in sources):
             return BUILD_DIR
-        if not (BUILD_DIR / "build.ninja").exists():
+        if not configured or not (BUILD_DIR / "build.ninja").exists():
             ninja = f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"
             _run(
                 [
@@ -55,6 +74,7 @@ def ensure_built() -> Path:
                     "Ninja",
                     ninja,
                     f"-DPython_EXECUTABLE={sys.executable}",
+                    f"-DCUDASIM_MARCH={march}",
                     "-S",
                     str(SOURCE_DIR),
                     "-B",
