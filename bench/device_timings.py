@@ -90,23 +90,31 @@ def prefill(device: str, lengths: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def retained_mass(device: str, lengths: list[int]) -> list[dict[str, Any]]:
-    """retained_mass beside another kernel's prefill: constant in the context length."""
+def beside_prefill(
+    name: str, prepare: Callable[..., Callable[[], Any]], device: str, lengths: list[int], heads: int, rounds: int = 15
+) -> list[dict[str, Any]]:
+    """The call that ``prepare(q, k, v)`` makes, beside prefill_attn over the same, as the context grows; four query
+    heads share a KV head of 128."""
     rows = []
     for length in lengths:
-        q, k, v = qkv(1, length, 32, 8, 128, device)
-        _, lse = ops.prefill_attn(q, k, v)
-        last_q, last_lse = q[:, -N_LAST:], lse[:, :, -N_LAST:]
-        times = milliseconds(
-            {
-                "retained_mass": lambda a=last_q, k=k, b=last_lse: ops.retained_mass(a, k, b, **WINDOW),
-                "prefill_attn": lambda q=q, k=k, v=v: ops.prefill_attn(q, k, v),
-            },
-            device,
-        )
-        rows.append({"length": length, "ms": times, "share": times["retained_mass"] / times["prefill_attn"]})
-        print(rows[-1], flush=True)
+        q, k, v = qkv(1, length, heads, heads // 4, 128, device)
+        calls = {name: prepare(q, k, v), "prefill_attn": lambda q=q, k=k, v=v: ops.prefill_attn(q, k, v)}
+        times = milliseconds(calls, device, rounds)
+        rows.append({"length": length, "ms": times, "ratio": times[name] / times["prefill_attn"]})
+        print(name, rows[-1], flush=True)
     return rows
+
+
+def lazy(q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Any]:
+    """The pass that identifies as it goes."""
+    return lambda: ops.prefill_attn_lazy(q, k, v, n_last=N_LAST, **WINDOW)
+
+
+def retained_mass(q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Any]:
+    """The call of its own beside another kernel's pass: constant in the context length."""
+    _, lse = ops.prefill_attn(q, k, v)
+    last_q, last_lse = q[:, -N_LAST:], lse[:, :, -N_LAST:]
+    return lambda: ops.retained_mass(last_q, k, last_lse, **WINDOW)
 
 
 def decode(device: str, lengths: list[int]) -> list[dict[str, Any]]:
@@ -140,24 +148,6 @@ def decode(device: str, lengths: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def prefill_overhead(device: str, lengths: list[int]) -> list[dict[str, Any]]:
-    """prefill_attn_lazy against prefill_attn as the context grows, 8 query and 2 KV heads."""
-    rows = []
-    for length in lengths:
-        q, k, v = qkv(1, length, 8, 2, 128, device)
-        times = milliseconds(
-            {
-                "prefill_attn": lambda q=q, k=k, v=v: ops.prefill_attn(q, k, v),
-                "prefill_attn_lazy": lambda q=q, k=k, v=v: ops.prefill_attn_lazy(q, k, v, n_last=N_LAST, **WINDOW),
-            },
-            device,
-            rounds=9,
-        )
-        rows.append({"length": length, "ms": times, "overhead": times["prefill_attn_lazy"] / times["prefill_attn"] - 1})
-        print(rows[-1], flush=True)
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
@@ -165,12 +155,20 @@ def main() -> None:
     options = parser.parse_args()
     device = "cpu" if options.rehearse else "cuda"
     short = [64, 128]
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("this machine has no GPU: --rehearse runs the same steps on the CPU")
+    machine = torch.cuda.get_device_name() if device == "cuda" else "rehearsal on a CPU: no timing means anything"
+    print(f"{machine}, torch {torch.__version__}", flush=True)
     result = {
-        "machine": torch.cuda.get_device_name() if device == "cuda" else "rehearsal on a CPU: no timing means anything",
+        "machine": machine,
         "torch": torch.__version__,
         "prefill": prefill(device, short if options.rehearse else [1024, 4096, 16384]),
-        "identification": prefill_overhead(device, short if options.rehearse else [4096, 16384, 32768, 65536, 131072]),
-        "retained_mass": retained_mass(device, short if options.rehearse else [4096, 32768]),
+        "identification": beside_prefill(
+            "prefill_attn_lazy", lazy, device, short if options.rehearse else [4096, 16384, 32768, 65536, 131072], 8, 9
+        ),
+        "retained_mass": beside_prefill(
+            "retained_mass", retained_mass, device, short if options.rehearse else [4096, 32768], 32
+        ),
         "decode": decode(device, short if options.rehearse else [1024, 8192, 65536]),
     }
     if options.json:
