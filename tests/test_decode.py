@@ -11,10 +11,10 @@ from lighttransfer.ops import streaming_decode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-# Rows: inactive; first token; ring not full, exactly full (before and after the token), wrapped once and often;
-# full rows shorter and longer than one split.
-LENGTHS = [-1, 0, 5, 35, 36, 37, 200, 63, 64, 300, 530]
-N_RECENTS = [32, 32, 32, 32, 32, 32, 32, 0, 0, 0, 0]
+# Rows: inactive; first token; ring not full, exactly full (before and after the token), wrapped once and often, also
+# one key short of a warp's 32; full rows shorter and longer than one split.
+LENGTHS = [-1, -(2**31), 0, 5, 35, 36, 37, 200, 200, 63, 64, 300, 530]
+N_RECENTS = [32, 0, 32, 32, 32, 32, 32, 32, 59, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -48,7 +48,8 @@ class Decode:
     def __init__(self, device: str, page_size: int) -> None:
         self.device, n_pages = device, 3 * 320 // page_size
         self.cache = _random(2, n_pages, page_size, 2, 64, seed=1, device=device)
-        self.table = torch.arange(n_pages, dtype=torch.int32).flip(0).reshape(3, -1).contiguous().to(device)
+        self.pages = torch.arange(n_pages).flip(0).reshape(3, -1)
+        self.table = self.pages.int().to(device)
         self.q, self.k, self.v = (_random(3, 1, heads, 64, seed=heads + 5, device=device) for heads in (4, 2, 2))
         self.seq_len, self.n_recent = [250, 299, 4000], [0, 0, 100]
 
@@ -57,6 +58,14 @@ class Decode:
         lengths, n_recent = _int32(self.seq_len, self.device), _int32(self.n_recent, self.device)
         window = {"n_sink": 4, "n_recent": n_recent, "mass_n_recent": 20, "block_table": self.table}
         return (*streaming_decode(self.q, self.k, self.v, *cache, lengths, **window), cache)
+
+    def expect_row_1(self, out: torch.Tensor, lse: torch.Tensor, slots: slice) -> None:
+        """Row 1 has attended these slots, as they were, and the new token."""
+        cached = self.cache.cpu()[:, self.pages[1]].flatten(1, 2)[:, slots]
+        k, v = torch.cat([cached, torch.stack([self.k[1], self.v[1]]).cpu()], 1).unsqueeze(1)
+        want_out, want_lse = attention(self.q[1:2].cpu(), k, v, causal=False)
+        torch.testing.assert_close(out[1].cpu().double(), want_out[0], atol=1e-3, rtol=0)
+        torch.testing.assert_close(lse[1].cpu().double(), want_lse[0], atol=2e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("page_size", [64, 16])
@@ -69,21 +78,16 @@ def test_decode_hides_keys_of_pages_that_are_none(gpu: str, page_size: int, bad_
     for got, want in zip((out, lse, mass), good, strict=False):
         assert torch.equal(got[[0, 2]], want[[0, 2]])
     assert torch.equal(cache, good[-1])  # the new tokens were stored, and nothing else
-    pages = step.table[1, 64 // page_size :].long().cpu()
-    cached = step.cache.cpu()[:, pages].flatten(1, 2)[:, : 299 - 64]
-    k, v = torch.cat([cached, torch.stack([step.k[1], step.v[1]]).cpu()], 1).unsqueeze(1)
-    want_out, want_lse = attention(step.q[1:2].cpu(), k, v, causal=False)
-    torch.testing.assert_close(out[1].cpu().double(), want_out[0], atol=1e-3, rtol=0)
-    torch.testing.assert_close(lse[1].cpu().double(), want_lse[0], atol=2e-6, rtol=1e-6)
+    step.expect_row_1(out, lse, slice(64, 299))
 
 
-def test_decode_does_not_store_a_token_on_no_page(gpu: str) -> None:
+@pytest.mark.parametrize("bad_page", [-1, 15])
+def test_decode_does_not_store_a_token_on_no_page(gpu: str, bad_page: int) -> None:
     step = Decode(gpu, 64)
-    step.table[1, 4] = -1  # where the new token would go
+    step.table[1, 4] = bad_page  # where the new token would go: it is attended all the same
     out, lse, _, cache = step.run()
-    assert out.isfinite().all()
-    assert lse.isfinite().all()
     assert ((cache != step.cache).any(-1).sum(dim=(1, 2, 3)) == 2 * 2).all()  # two rows' tokens, two heads each
+    step.expect_row_1(out, lse, slice(0, 256))
 
 
 @pytest.mark.parametrize("length", [320, 5_000, 2**31 - 1])
@@ -98,12 +102,20 @@ def test_decode_does_not_store_a_token_beyond_the_cache(gpu: str, length: int) -
     assert ((got[-1] != step.cache).any(-1).sum(dim=(1, 2, 3)) == 2 * 2).all()
 
 
-def test_decode_takes_a_negative_ring_for_a_full_row(gpu: str) -> None:
+@pytest.mark.parametrize("n_recent", [-1, -4, -7, -(2**31)])
+def test_decode_keeps_a_negative_ring_to_itself(gpu: str, n_recent: int) -> None:
+    """Its own row is a full one, or, where n_sink + n_recent >= 0, one of that many slots; nothing else is touched."""
     step = Decode(gpu, 64)
     good = step.run()
-    step.n_recent[1] = -7
-    for got, want in zip(step.run(), good, strict=True):
-        assert torch.equal(got, want)
+    step.n_recent[1] = n_recent
+    got = step.run()
+    for ours, want in zip(got[:3], good, strict=False):
+        assert torch.equal(ours[[0, 2]], want[[0, 2]])
+        assert not ours.isnan().any()
+        assert n_recent + 4 >= 0 or torch.equal(ours, want)
+    touched = (got[-1] != good[-1]).any(-1).any(-1)  # [2, n_pages, page_size]
+    touched[:, step.pages[1, 4], 43] = False  # the new token's place, slot 299
+    assert not touched.any()
 
 
 def _kv(device: str):
@@ -112,7 +124,7 @@ def _kv(device: str):
     return cache, table
 
 
-@pytest.mark.parametrize("change", ["page", "capacity", "start", "ring"])
+@pytest.mark.parametrize("change", ["page", "no page", "capacity", "start", "negative start", "ring", "far ring"])
 def test_append_skips_what_has_no_place(gpu: str, change: str) -> None:
     (k_cache, v_cache), table = _kv(gpu)
     k, v = (_random(3, 6, 2, 16, seed=seed, device=gpu) for seed in (5, 6))
@@ -126,16 +138,19 @@ def test_append_skips_what_has_no_place(gpu: str, change: str) -> None:
 
     before = torch.stack([k_cache, v_cache])
     want = run()
-    if change == "page":
-        table[1, 2] = -1  # of slots 16 to 23: positions 24 and 25 are stored
+    if change in ("page", "no page"):
+        table[1, 2] = -1 if change == "page" else 12  # of slots 16 to 23: positions 24 and 25 are stored
         want[:, 4:8] = before[:, 4:8]
         want[:, 7, :2] = torch.stack([k, v])[:, 1, 4:6]
     elif change == "capacity":
         lengths[1] = 28  # 28 to 31 fit
         want[:, 4:8] = before[:, 4:8]
         want[:, 7, 4:] = torch.stack([k, v])[:, 1, :4]
-    elif change == "start":
-        starts[1] = 77
+    elif change in ("start", "negative start"):
+        starts[1] = 77 if change == "start" else -2
+        want[:, 4:8] = before[:, 4:8]
+    elif change == "far ring":
+        n_recent[1], lengths[1] = -(2**31), 2**31 - 1  # a full row, far beyond the cache
         want[:, 4:8] = before[:, 4:8]
     else:
         n_recent[1] = -3  # a full row
@@ -152,15 +167,27 @@ def test_compact_skips_rows_that_are_none(gpu: str) -> None:
     got = before.clone()
     compact_kv_(*got, lengths, rows=_int32([-1, 1, 3, 2**31 - 1], gpu), **window)
     assert torch.equal(got, want)
-    table[1, 2:] = 12  # the sources lie on no page, and a length beyond the cache
     got = before.clone()
-    compact_kv_(*got, _int32([30, 2**31 - 1, 30], gpu), rows=_int32([1], gpu), **window)
+    compact_kv_(*got, _int32([30, 2**31 - 1, 30], gpu), rows=_int32([1], gpu), **window)  # beyond the cache
     assert torch.equal(got, before)
 
 
-def test_gather_leaves_zeros_for_what_is_none(gpu: str) -> None:
+@pytest.mark.parametrize("bad_page", [-1, 12])
+@pytest.mark.parametrize("place", [0, 3])  # of the slots that tokens move to, and that they come from
+def test_compact_moves_nothing_to_or_from_no_page(gpu: str, place: int, bad_page: int) -> None:
     (k_cache, v_cache), table = _kv(gpu)
-    table[1, 0] = -1
+    before = torch.stack([k_cache, v_cache])
+    table[1, place] = bad_page
+    got = before.clone()
+    window = {"n_sink": 2, "n_recent": 6, "block_table": table}
+    compact_kv_(*got, _int32([30, 30, 30], gpu), rows=_int32([1], gpu), **window)
+    assert torch.equal(got, before)
+
+
+@pytest.mark.parametrize("bad_page", [-1, 12])
+def test_gather_leaves_zeros_for_what_is_none(gpu: str, bad_page: int) -> None:
+    (k_cache, v_cache), table = _kv(gpu)
+    table[1, 0] = bad_page
     lengths, n_recent = _int32([5, 20, 400], gpu), _int32([0, 0, 0], gpu)
     k, v, start = gather_kv(k_cache, v_cache, lengths, n_sink=2, n_recent=n_recent, max_len=24, block_table=table)
     assert start.tolist() == [19, 4, 0]
