@@ -34,7 +34,7 @@ def _write(a: dict[str, Any], b: int, t: int, n_recent: int, k: Tensor, v: Tenso
 def append(a: dict[str, Any]) -> None:
     for b, length in enumerate(a["seq_len"].tolist()):
         start = 0 if a.get("seq_start") is None else int(a["seq_start"][b])
-        for i in range(start, a["k"].shape[1] if length >= 0 else 0):
+        for i in range(start, a["k"].shape[1]) if length >= 0 else ():
             _write(a, b, length + i - start, int(a["n_recent"][b]), a["k"][b, i], a["v"][b, i])
 
 
@@ -43,6 +43,8 @@ def compact(a: dict[str, Any]) -> None:
     for b in rows:
         length = max(int(a["seq_len"][b]), 0)
         for t in _stored(length, a["n_sink"], a["n_recent"]):
+            if _slot(t, a["n_sink"], a["n_recent"]) == t:
+                continue  # in place: its page need not even be mapped
             k, v = (_at(a[name], a.get("block_table"), b, t).clone() for name in ("k_cache", "v_cache"))
             _write(a, b, t, a["n_recent"], k, v)
 
