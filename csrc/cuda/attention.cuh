@@ -2,52 +2,54 @@
 // and head walks over the tiles of keys that any of its rows sees, from right to left.
 #pragma once
 
-#include "attention_rows.cuh"
+#include "attention_tiles.cuh"
 #include "launch.h"
 
 namespace lighttransfer::cuda {
 
 template <class Element, class Shape>
-class PrefillCta : PrefillRows<Element, Shape> {
-  using Rows = PrefillRows<Element, Shape>;
-  using Rows::args_, Rows::base_, Rows::cta_, Rows::kD, Rows::kFragments, Rows::o_, Rows::p_,
-      Rows::softmax_;
-  static constexpr int kN = Shape::kBlockN / 8;
-  static constexpr int kSteps = Shape::kHeadDim / 16;
-  using QTile = typename Shape::QTile;
-  using KvTile = typename Shape::KvTile;
-  using QCopy = TileCopy<QTile, Shape::kThreads>;
-  using KvCopy = TileCopy<KvTile, Shape::kThreads>;
+class PrefillCta : PrefillTiles<Element, Shape> {
+  using Tiles = PrefillTiles<Element, Shape>;
+  using Tiles::args_, Tiles::cta_, Tiles::kFragments, Tiles::kN, Tiles::kSteps, Tiles::o_,
+      Tiles::p_, Tiles::softmax_;
+  using typename Tiles::Queries, typename Tiles::Scores, typename Tiles::Softmax,
+      typename Tiles::Weights;
 
  public:
-  __device__ __forceinline__ PrefillCta(const PrefillArgs& args, char* smem)
-      : Rows(args, smem), copy_(base_ + Shape::kK) {
-    const int kv_head = cta_.head / static_cast<int>(p_.n_heads / p_.n_kv_heads);
-    k_source_ = this->element(p_.k, kv_head, KvCopy::row(), KvCopy::col());
-    v_source_ = this->element(p_.v, kv_head, KvCopy::row(), KvCopy::col());
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * Shape::kRowsPerWarp;
-    q_lane_ = QTile::lane_rows_first(base_, warp_row, lane);
-    k_lane_ = KvTile::lane_columns_first(base_ + Shape::kK, 0, lane);
-    v_lane_ = KvTile::lane_rows_first(base_ + Shape::kV, 0, lane);
-  }
+  __device__ __forceinline__ PrefillCta(const PrefillArgs& args, char* smem) : Tiles(args, smem) {}
 
   __device__ __forceinline__ void run() {
-    int tile = first_tile(0);
+    const int tile = first_tile(0);
     if (tile >= 0) {
-      load_queries();
-      load_k<true>(tile);
-      prepare_queries();
+      this->load_queries();
+      this->template load_k<true>(tile);
+      this->prepare_queries();
     }
 #pragma unroll 1
-    for (int i = 0; i < RowTile::kSegments; ++i) {
-      const Columns columns = cta_.segment(i);
-      if (!columns.empty()) visit(i, columns);
-      if (cta_.measures(cta_.row_end - 1) && i != RowTile::kSinks) this->set_aside(i);
+    for (;;) {
+#pragma unroll 1
+      for (int i = 0; i < RowTile::kSegments; ++i) {
+        const Columns columns = cta_.segment(i);
+        if (!columns.empty()) visit(i, columns);
+        if (cta_.measures(cta_.row_end - 1) && i != RowTile::kSinks) this->set_aside(i);
+      }
+      __syncthreads();  // whoever overflowed has said so
+      if (!cta_.overflowed || cta_.careful) break;
+      start_again();
     }
     this->finish();
   }
 
  private:
+  // Weights of the first pass were infinite: now maxima are looked for in every tile.
+  __device__ __forceinline__ void start_again() {
+    __syncthreads();  // everybody has decided
+    if (threadIdx.x == 0) cta_.careful = true;
+    this->clear();
+    this->template load_k<true>(first_tile(0));
+    __syncthreads();
+  }
+
   // The rightmost tile of segment i or, if it is empty, of the next one that is not; -1: none.
   __device__ __forceinline__ int first_tile(int i) const {
 #pragma unroll 1
@@ -56,72 +58,6 @@ class PrefillCta : PrefillRows<Element, Shape> {
       if (!columns.empty()) return (columns.end - 1) / Shape::kBlockN;
     }
     return -1;
-  }
-
-  __device__ __forceinline__ void load_queries() {
-    const QCopy copy(base_);
-    const char* from = this->element(p_.q, cta_.head, cta_.row_begin + QCopy::row(), QCopy::col());
-    const int head_dim = static_cast<int>(p_.head_dim);
-    const RowRange rows{0, cta_.row_end - cta_.row_begin};
-    if (args_.aligned) {
-      copy.copy(from, args_.q_pass, head_dim, rows);
-    } else {
-      copy.copy_unaligned(from, args_.q_pass, head_dim, rows);
-    }
-  }
-
-  // kChecked: the tile may reach beyond the keys, or its rows may be unaligned.
-  template <bool kChecked>
-  __device__ __forceinline__ void load_k(int tile) {
-    load_keys<kChecked>(copy_, k_source_ + tile * args_.k_tile, args_.k_pass,
-                        {0, static_cast<int>(p_.n_keys) - tile * Shape::kBlockN});
-  }
-  // Masked columns of V meet a weight of 0, which does not hide an inf or NaN: padding is left out.
-  template <bool kChecked>
-  __device__ __forceinline__ void load_v(int tile) {
-    KvCopy copy = copy_;
-    copy.destination += Shape::kV - Shape::kK;
-    const int first = tile * Shape::kBlockN;
-    load_keys<kChecked>(copy, v_source_ + tile * args_.v_tile, args_.v_pass,
-                        {cta_.start() - first, static_cast<int>(p_.n_keys) - first});
-  }
-  template <bool kChecked>
-  __device__ __forceinline__ void load_keys(const KvCopy& copy, const char* from, int64_t pass,
-                                            RowRange rows) const {
-    const int head_dim = static_cast<int>(p_.head_dim);
-    if constexpr (!kChecked) {
-      copy.copy(from, pass, head_dim);
-    } else if (args_.aligned) {
-      copy.copy(from, pass, head_dim, rows);
-    } else {
-      copy.copy_unaligned(from, pass, head_dim, rows);
-    }
-  }
-
-  __device__ __forceinline__ void prepare_queries() {
-    // Queries that stay in shared memory are read behind the first tile's barrier.
-    if constexpr (Shape::kQueriesInRegisters) {
-      wait_for_copies();
-      __syncthreads();
-      static_for<kSteps>([&](auto step) { read_queries<step>(q_[step]); });
-    }
-  }
-
-  template <int kStep>
-  __device__ __forceinline__ void read_queries(uint32_t (&a)[kFragments][4]) const {
-    const uint32_t lane = QTile::within(in_loop(q_lane_), 16 * kStep);
-    static_for<kFragments>(
-        [&](auto m) { load_matrices<QTile::offset_of(16 * m, 16 * kStep)>(a[m], lane); });
-  }
-
-  template <int kStep>
-  __device__ __forceinline__ void queries(uint32_t (&a)[kFragments][4]) const {
-    if constexpr (Shape::kQueriesInRegisters) {
-#pragma unroll
-      for (int i = 0; i < 4 * kFragments; ++i) a[i / 4][i % 4] = q_[kStep][i / 4][i % 4];
-    } else {
-      read_queries<kStep>(a);
-    }
   }
 
   // All tiles of segment i. Only tiles that some mask cuts are masked.
@@ -138,50 +74,80 @@ class PrefillCta : PrefillRows<Element, Shape> {
     while (tile >= first) {
       if (tile >= full_end || tile < full_begin) {
         const int next = tile > first ? tile - 1 : next_segment;
-        attend<true>(tile, next, i);
+        attend_masked(tile, next, i);
         --tile;
       } else {
-        softmax_.before_whole_tiles(tile - full_begin + 1);
+        softmax_.before_whole_tiles(tile - full_begin + 1, cta_.careful);
 #pragma unroll 1
         for (; tile >= full_begin; --tile) {
-          attend<false>(tile, tile > first ? tile - 1 : next_segment, i);
+          // The sinks outgrow what fp16 holds.
+          if (Softmax::kFindsLastMaximum && tile == full_begin) softmax_.tiles_to_raise = 1;
+          attend_whole(tile, tile > first ? tile - 1 : next_segment);
         }
       }
     }
   }
 
-  // One tile of keys. K and V have one buffer each: V arrives while the scores are computed, the
-  // next K while V is used.
-  template <bool kMasked>
-  __device__ __forceinline__ void attend(int tile, int next_tile, int segment) {
+  // A tile that some mask cuts. K and V have one buffer each: V arrives while the scores are
+  // computed, the next K while V is used.
+  __device__ __forceinline__ void attend_masked(int tile, int next_tile, int segment) {
     wait_for_copies();
     __syncthreads();  // K is there, and nobody reads the previous V
-    load_v<kMasked>(tile);
+    this->template load_v<true>(tile);
 
-    const bool active = !kMasked || warp_sees(tile, segment);
-    uint32_t p[kFragments][kN / 2][4];
-    if (active) weigh<kMasked>(tile, segment, p);
+    const bool active = warp_sees(tile, segment);
+    Weights p;
+    if (active) weigh_masked(tile, segment, p);
 
     wait_for_copies();
     __syncthreads();  // V is there, and nobody reads K
-    if (next_tile >= 0) load_k<kMasked>(next_tile);
-    if (active) accumulate(p);
+    if (next_tile >= 0) this->template load_k<true>(next_tile);
+    if (active) static_for<kN / 2>([&](auto step) { this->template multiply<step>(p); });
   }
 
-  // The weights of a tile's keys. Where the anchors turn out too low the scores, whose registers
+  // The weights of a tile's keys. Where the shifts turn out too high the scores, whose registers
   // now hold the weights, are computed once more.
-  template <bool kMasked>
-  __device__ __forceinline__ void weigh(int tile, int segment,
-                                        uint32_t (&p)[kFragments][kN / 2][4]) {
+  __device__ __forceinline__ void weigh_masked(int tile, int segment, Weights& p) {
     bool raise = softmax_.tiles_to_raise > 0;
 #pragma unroll 1
     for (;; raise = true) {
-      float s[kFragments][kN][4] = {};
-      score(s);
-      if constexpr (kMasked) mask(s, tile, segment);
+      Scores s = {};
+      this->score(s);
+      mask(s, tile, segment);
       if (raise) softmax_.raise(s, o_);
-      if (softmax_.template weigh<kMasked>(s, p, raise)) return;
+      if (softmax_.weigh_masked(s, p, raise)) return;
     }
+  }
+
+  // A tile that every row sees whole. The barriers are those of attend_masked. Weights are made
+  // while the tensor cores multiply others by V, so all of it is one stretch of code, in which the
+  // compiler spends the registers on weights ahead of time rather than on V: the fence ends that.
+  // Copies begin behind the first products, which would else wait for them.
+  __device__ __forceinline__ void attend_whole(int tile, int next_tile) {
+    Queries a;
+    this->template queries<0>(a);
+    wait_for_copies();
+    __syncthreads();  // K is there, and nobody reads the previous V
+    Scores s = {};
+    this->template score<0>(s, a);
+    static_for<kSteps - 1>([&](auto before) {
+      constexpr int kStep = before + 1;
+      this->template queries<kStep>(a);
+      this->template score<kStep>(s, a);
+      if constexpr (kStep == 1) this->template load_v<false>(tile);
+    });
+    if (softmax_.tiles_to_raise > 0) softmax_.raise(s, o_);
+
+    wait_for_copies();
+    __syncthreads();  // V is there, and nobody reads K
+    if (next_tile >= 0) this->template load_k<false>(next_tile);
+    Weights p;
+    softmax_.template weigh<false>(s, p, softmax_.sum);
+    static_for<kN / 2>([&](auto step) {
+      this->template multiply<step>(p);
+      if constexpr (step == 1) scheduling_fence();
+    });
+    softmax_.settle(o_, cta_.overflowed);
   }
 
   // Does any row of this warp see a key of the tile?
@@ -193,50 +159,8 @@ class PrefillCta : PrefillRows<Element, Shape> {
            begin + Shape::kBlockN > cta_.begin_of_row(first, segment);
   }
 
-  // Keeps the few instructions that derive addresses from this one inside the loop: hoisted, they
-  // would hold registers through the softmax, where none are left.
-  static __device__ __forceinline__ uint32_t in_loop(uint32_t address) {
-    if constexpr (Shape::kHeadDim > 64) asm volatile("" : "+r"(address));
-    return address;
-  }
-
-  // s = q * k^T
-  __device__ __forceinline__ void score(float (&s)[kFragments][kN][4]) const {
-    const uint32_t lane = in_loop(k_lane_);
-    static_for<kSteps>([&](auto step) {
-      uint32_t a[kFragments][4];
-      queries<step>(a);
-      static_for<kN / 2>([&](auto n) {
-        uint32_t b[4];
-        load_matrices<KvTile::offset_of(16 * n, 16 * step)>(b, KvTile::within(lane, 16 * step));
-#pragma unroll
-        for (int m = 0; m < kFragments; ++m) {
-          multiply_add<Element>(s[m][2 * n], a[m], b[0], b[1]);
-          multiply_add<Element>(s[m][2 * n + 1], a[m], b[2], b[3]);
-        }
-      });
-    });
-  }
-
-  // o += p * v
-  __device__ __forceinline__ void accumulate(const uint32_t (&p)[kFragments][kN / 2][4]) {
-    const uint32_t lane = in_loop(v_lane_);
-    static_for<kN / 2>([&](auto step) {
-      static_for<kD / 2>([&](auto d) {
-        uint32_t b[4];
-        load_matrices_transposed<KvTile::offset_of(16 * step, 16 * d)>(
-            b, KvTile::within(lane, 16 * d));
-#pragma unroll
-        for (int m = 0; m < kFragments; ++m) {
-          multiply_add<Element>(o_[m][2 * d], p[m][step], b[0], b[1]);
-          multiply_add<Element>(o_[m][2 * d + 1], p[m][step], b[2], b[3]);
-        }
-      });
-    });
-  }
-
   // Scores of hidden keys become -inf.
-  __device__ __forceinline__ void mask(float (&s)[kFragments][kN][4], int tile, int segment) const {
+  __device__ __forceinline__ void mask(Scores& s, int tile, int segment) const {
     const int end_of_all = cta_.segment(segment).end;
     const bool cut_left = cta_.begin_of_row(cta_.row_end - 1, segment) > tile * Shape::kBlockN;
     const int column = tile * Shape::kBlockN + this->lane() % 4 * 2;  // of s[m][0][0]
@@ -259,11 +183,6 @@ class PrefillCta : PrefillRows<Element, Shape> {
       }
     }
   }
-
-  KvCopy copy_;                        // of K; V's tile lies behind it
-  const char *k_source_, *v_source_;   // this thread's element of tile 0
-  uint32_t q_lane_, k_lane_, v_lane_;  // ldmatrix addresses
-  uint32_t q_[Shape::kQueriesInRegisters ? kSteps : 1][kFragments][4];
 };
 
 template <class Element, class Shape>

@@ -28,6 +28,12 @@ class PrefillRows {
     __syncthreads();
   }
 
+  __device__ __forceinline__ void clear() {
+    softmax_.clear();
+#pragma unroll
+    for (int i = 0; i < kFragments * kD * 4; ++i) o_[i / (4 * kD)][i / 4 % kD][i % 4] = 0.0f;
+  }
+
   // This thread's element of an activation of the CTA's batch row.
   __device__ __forceinline__ char* element(const Activation& a, int head, int row, int col) const {
     return static_cast<char*>(a.data) +
@@ -41,7 +47,7 @@ class PrefillRows {
     const bool leads = lane() % 4 == 0;
 #pragma unroll
     for (int r = 0; r < Softmax::kRows; ++r) {
-      if (leads) partial[8 * r] = {softmax_.sum[r], softmax_.anchor[r]};
+      if (leads) partial[8 * r] = {softmax_.sum[r], softmax_.shift[r]};
       softmax_.sum[r] = 0.0f;
     }
   }
@@ -85,11 +91,12 @@ class PrefillRows {
 #pragma unroll
     for (int r = 0; r < Softmax::kRows; ++r) {
       // Read by the lane that wrote them; the others get the total from it.
-      float2 recent{0.0f, -INFINITY}, middle = recent;
+      float2 recent{0.0f, INFINITY}, middle = recent;
       if (leads) recent = recents[8 * r], middle = middles[8 * r];
       const float sinks_sum = softmax_.sum[r];
-      const float recent_sum = recent.x * softmax_.since(recent.y, r);
-      const float total = sinks_sum + recent_sum + middle.x * softmax_.since(middle.y, r);
+      const float shift = softmax_.shift[r];
+      const float recent_sum = recent.x * Softmax::rescale(recent.y, shift);
+      const float total = sinks_sum + recent_sum + middle.x * Softmax::rescale(middle.y, shift);
       const int row = first + 8 * r;
       if (leads && row < cta_.row_end && cta_.measures(row)) {
         mass[n_last - (n_queries - row)] = {sinks_sum / total, recent_sum / total};
@@ -101,15 +108,14 @@ class PrefillRows {
   // Each of a row's four lanes has all of its rows: lane t % 4 writes row t.
   __device__ __forceinline__ void write_lse() const {
     const int lane_of_row = lane() % 4, r = lane_of_row % Softmax::kRows;
-    float anchor = softmax_.anchor[0], sum = softmax_.sum[0];
+    float shift = softmax_.shift[0], sum = softmax_.sum[0];
 #pragma unroll
     for (int i = 1; i < Softmax::kRows; ++i) {
-      if (r == i) anchor = softmax_.anchor[i], sum = softmax_.sum[i];
+      if (r == i) shift = softmax_.shift[i], sum = softmax_.sum[i];
     }
     const int row = cta_.row_begin + first_row() + 8 * r;
     if (lane_of_row == r && row < cta_.row_end) {
-      p_.lse[(cta_.batch * p_.n_heads + cta_.head) * p_.n_queries + row] =
-          softmax_.lse(anchor, sum);
+      p_.lse[(cta_.batch * p_.n_heads + cta_.head) * p_.n_queries + row] = Softmax::lse(shift, sum);
     }
   }
 

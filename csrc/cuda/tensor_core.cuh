@@ -29,6 +29,11 @@ __device__ __forceinline__ uint32_t thread_anew() {
   return id;
 }
 
+// Does nothing, but the compiler moves no instruction across it.
+__device__ __forceinline__ void scheduling_fence() {
+  __syncwarp();
+}
+
 // Loads and stores of shared memory at an address plus an immediate.
 template <int kOffset = 0>
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
