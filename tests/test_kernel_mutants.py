@@ -38,6 +38,14 @@ def _lazy(head_dim: int) -> tuple[torch.Tensor, ...]:
     return prefill_attn_lazy(q, k, v, n_sink=4, n_recent=60, n_last=32)
 
 
+def _leap(head_dim: int) -> tuple[torch.Tensor, ...]:
+    """Scores that leap beyond every weight at the left end: their rows are done again, from a tile without masks on."""
+    q, k, v = (_random(1, n, heads, head_dim, seed=heads) for n, heads in ((130, 2), (640, 1), (640, 1)))
+    q[..., 0], k[..., 0] = 1, 0
+    k[:, 100:140, :, 0] = 80 * head_dim**0.5
+    return prefill_attn(q, k, v, causal=False)
+
+
 def _unaligned(head_dim: int) -> tuple[torch.Tensor, ...]:
     """Rows that start off 16 bytes: copies without cp.async."""
     q, k, v = (_random(1, 200, heads, head_dim + 1, seed=heads)[..., 1:] for heads in (2, 1, 1))
@@ -80,9 +88,11 @@ def _prefill_subject(head_dim: int) -> Subject:
         lambda: _prefill(head_dim, 130, 330),
         lambda: _prefill(head_dim, 330, 130),  # query tiles without keys
         lambda: _lazy(head_dim),
+        lambda: _leap(head_dim),
         lambda: _unaligned(head_dim),
     )
-    return Subject(f"prefill_attn_kernelI13__nv_bfloat16NS0_12PrefillShapeILi{head_dim}E", cases)
+    fence = {("bar.warp.sync -1;", 0): "tells the compiler how to order instructions, the warp nothing"}
+    return Subject(f"prefill_attn_kernelI13__nv_bfloat16NS0_12PrefillShapeILi{head_dim}E", cases, fence)
 
 
 def _decode_subject(head_dim: int, n_heads: int = 4) -> Subject:

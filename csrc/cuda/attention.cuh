@@ -33,8 +33,8 @@ class PrefillCta : PrefillTiles<Element, Shape> {
         if (!columns.empty()) visit(i, columns);
         if (cta_.measures(cta_.row_end - 1) && i != RowTile::kSinks) this->set_aside(i);
       }
-      __syncthreads();  // whoever overflowed has said so
-      if (!cta_.overflowed || cta_.careful) break;
+      const bool careful = cta_.careful;
+      if (!__syncthreads_or(softmax_.overflowed()) || careful) break;
       start_again();
     }
     this->finish();
@@ -43,11 +43,10 @@ class PrefillCta : PrefillTiles<Element, Shape> {
  private:
   // Weights of the first pass were infinite: now maxima are looked for in every tile.
   __device__ __forceinline__ void start_again() {
-    __syncthreads();  // everybody has decided
     if (threadIdx.x == 0) cta_.careful = true;
     this->clear();
     this->template load_k<true>(first_tile(0));
-    __syncthreads();
+    __syncthreads();  // everybody knows
   }
 
   // The rightmost tile of segment i or, if it is empty, of the next one that is not; -1: none.
@@ -147,7 +146,7 @@ class PrefillCta : PrefillTiles<Element, Shape> {
       this->template multiply<step>(p);
       if constexpr (step == 1) scheduling_fence();
     });
-    softmax_.settle(o_, cta_.overflowed);
+    softmax_.settle(o_);
   }
 
   // Does any row of this warp see a key of the tile?

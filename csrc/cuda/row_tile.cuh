@@ -29,8 +29,7 @@ class RowTile {
 
   int batch, head;
   int row_begin, row_end;
-  bool overflowed = false;  // a row's weights were infinite in the first pass,
-  bool careful = false;     // and this is the second, which looks for the maxima of all tiles
+  bool careful = false;  // look for the maxima of all tiles
 
   // The CTAs of a head lie next to each other, since they read the same keys, and of these the last
   // rows come first: with a causal mask they take longest.

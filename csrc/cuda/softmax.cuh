@@ -33,8 +33,10 @@ template <class Element, int kFragments>
 struct OnlineSoftmax {
   static constexpr int kRows = 2 * kFragments;
   static constexpr bool kHalf = std::is_same_v<Element, __half>;
-  // Sums beyond it lower the shift.
-  static constexpr float kMostSum = 4096.0f;
+  // A row whose sum is greater has outgrown its shift. fp16 has bits for both: weights that grow
+  // on, and those of very long rows, which are small after their shift has been lowered.
+  static constexpr float kMostSum = 2048.0f;
+  static constexpr float kLoweredSum = 128.0f;
   // A sum beyond it may hold weights that were infinite: fp16 holds 65504. bf16 holds as much as
   // fp32, but the products with V have to fit too.
   static constexpr float kMostWeight = kHalf ? 65504.0f : 0x1p64f;
@@ -42,7 +44,7 @@ struct OnlineSoftmax {
   // leap.
   static constexpr bool kFindsLastMaximum = kHalf;
 
-  float shift[kRows];  // +inf: no visible key so far
+  float shift[kRows];  // +inf: no visible key so far, -inf: overflowed
   float sum[kRows];
   int tiles_to_raise;       // in how many more tiles to look for the maxima
   const float& scale_log2;  // > 0
@@ -99,7 +101,7 @@ struct OnlineSoftmax {
     return true;
   }
 
-  // Does any row of the warp have a sum beyond kMostSum?
+  // Is a sum of any of the warp's rows beyond kMostSum?
   static __device__ __forceinline__ bool outgrown(const float (&sums)[kRows]) {
     bool any = false;
 #pragma unroll
@@ -107,17 +109,24 @@ struct OnlineSoftmax {
     return __any_sync(~0u, any);
   }
 
-  // Lowers the shifts of rows that have outgrown them. Sets `overflowed` where a weight may have
-  // been infinite: what was summed is worth nothing then.
+  // Lowers the shifts of rows that have outgrown them to where their sums are kLoweredSum. Where a
+  // weight may have been infinite, what was summed is worth nothing: such a row has overflowed.
   template <int kD>
-  __device__ __forceinline__ void settle(float (&o)[kFragments][kD][4], bool& overflowed) {
+  __device__ __forceinline__ void settle(float (&o)[kFragments][kD][4]) {
     if (!outgrown(sum)) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (sum[r] > kMostWeight) overflowed = true;
       const float top = row_reduce_max(sum[r]);
-      lower(r, top > kMostSum ? shift[r] - __log2f(top) : shift[r], o);
+      const float to = top > kMostWeight ? -INFINITY : shift[r] - __log2f(top / kLoweredSum);
+      if (top > kMostSum) lower(r, to, o);
     }
+  }
+
+  __device__ __forceinline__ bool overflowed() const {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) any |= shift[r] == -INFINITY;
+    return any;
   }
 
   // Lowers the shifts to those of the maxima of the scores.
