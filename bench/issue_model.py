@@ -196,14 +196,14 @@ class Sm:
 
 
 def tensor_share(
-    loop: list[Instruction], ctas: int, warps_per_cta: int, order: str = ORDERS[0], trips: int = 6
+    loop: list[Instruction], ctas: int, warps_per_cta: int, order: str = ORDERS[0], trips: int = 8, offsets: int = 8
 ) -> float:
     """The share of its time that the SM's tensor units are busy in the loop, over several offsets of the CTAs."""
     per_trip = sum(x.opcode == "HMMA" for x in loop) * OCCUPIED[TENSOR] * ctas * warps_per_cta / SCHEDULERS
     shares = []
-    for step in range(4 if ctas > 1 else 1):
-        sm = Sm(loop, ctas, warps_per_cta, offset=step * per_trip / 4)
-        sm.run(2, order)
+    for step in range(offsets if ctas > 1 else 1):
+        sm = Sm(loop, ctas, warps_per_cta, offset=step * per_trip / offsets)
+        sm.run(3, order)
         begin, before = sm.now, len(sm.tensor_issues)
         sm.run(trips, order)
         busy = (len(sm.tensor_issues) - before) * OCCUPIED[TENSOR] / SCHEDULERS

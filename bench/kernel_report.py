@@ -202,7 +202,7 @@ def complete(rows: dict[str, Row], simulated: dict[str, tuple[str, Any]], cuobjd
             row["loop_per_hmma"], row["loop_mix"] = mix.total() / mix["HMMA"], dict(mix.most_common())
             row["bound"] = loop_bound(mix)
             if name in simulated:
-                row["bound"]["modelled"] = tensor_share(trip, row["ctas_per_sm"], row["threads"] // 32)
+                row["bound"]["modelled"] = tensor_share(trip, row["ctas_per_sm"], row["threads"] // 32, offsets=4)
         if name not in simulated:
             continue
         row |= {

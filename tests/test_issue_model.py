@@ -100,6 +100,28 @@ def test_the_steady_loop_is_the_unmasked_one_without_its_rare_path() -> None:
     assert len(list(executed(listing, 80, 144))) == 65
 
 
+#: FlashAttention-2 2.8.3 under the model, per order; docs/kernels.md has the command.
+FLASH_SHARES = {64: (0.697, 0.720, 0.652), 128: (0.809, 0.821, 0.756)}
+
+
+@pytest.mark.parametrize("head_dim", FLASH_SHARES)
+def test_prefill_is_ahead_of_flash_attention_under_every_order(head_dim: int) -> None:
+    if reason := simulator.missing():
+        pytest.skip(reason)
+    if (cuobjdump := find_cuobjdump()) is None:
+        pytest.skip("no cuobjdump: requirements/test.txt has it")
+    path = simulator.build_folder() / "cuda" / "inst" / f"attention_bf16_hd{head_dim}.cu.o"
+    (listing,) = disassemble(cuobjdump, path).values()
+    loop = steady_loop(listing)
+    shares = {order: tensor_share(loop, 2, 4, order, offsets=4) for order in ORDERS}
+    behind = {
+        order: share
+        for (order, share), flash in zip(shares.items(), FLASH_SHARES[head_dim], strict=True)
+        if share <= flash
+    }
+    assert behind == {}
+
+
 def test_kernel_report() -> None:
     """The command over the build under test: every kernel, the steady loops' share included."""
     if reason := simulator.missing():

@@ -23,7 +23,7 @@ struct PrefillShape {
   static constexpr uint32_t kK = QTile::kBytes;  // offsets in shared memory
   static constexpr uint32_t kV = kK + KvTile::kBytes;
   static constexpr uint32_t kPartials = kV + KvTile::kBytes;
-  // The sums of two segments for each row, with their anchors.
+  // The sums of two segments for each row, with their shifts.
   static constexpr uint32_t kRowTile = kPartials + 2 * kBlockM * sizeof(float2);
   static constexpr uint32_t kSmemBytes = kRowTile + sizeof(RowTile);
 };
