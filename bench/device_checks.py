@@ -226,6 +226,10 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: on the CPU, then in the simulator")
     options = parser.parse_args()
     device = "cpu" if options.rehearse else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("this machine has no GPU: --rehearse runs the same checks on the CPU and in the simulator")
+    machine = torch.cuda.get_device_name() if device == "cuda" else "rehearsal on a CPU"
+    print(f"{machine}, torch {torch.__version__}", flush=True)
     results = {}
     for check in SMALL if options.small else CHECKS:
         results[check.__name__] = outcome(check, device)
