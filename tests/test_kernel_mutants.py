@@ -91,8 +91,10 @@ def _prefill_subject(head_dim: int) -> Subject:
         lambda: _leap(head_dim),
         lambda: _unaligned(head_dim),
     )
-    fence = {("bar.warp.sync -1;", 0): "tells the compiler how to order instructions, the warp nothing"}
-    return Subject(f"prefill_attn_kernelI13__nv_bfloat16NS0_12PrefillShapeILi{head_dim}E", cases, fence)
+    equivalent = {}
+    if head_dim == 128:
+        equivalent = {("bar.warp.sync -1;", 0): "tells the compiler how to order instructions, the warp nothing"}
+    return Subject(f"prefill_attn_kernelI13__nv_bfloat16NS0_12PrefillShapeILi{head_dim}E", cases, equivalent)
 
 
 def _decode_subject(head_dim: int, n_heads: int = 4) -> Subject:

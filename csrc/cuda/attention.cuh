@@ -119,9 +119,8 @@ class PrefillCta : PrefillTiles<Element, Shape> {
   }
 
   // A tile that every row sees whole. The barriers are those of attend_masked. Weights are made
-  // while the tensor cores multiply others by V, so all of it is one stretch of code, in which the
-  // compiler spends the registers on weights ahead of time rather than on V: the fence ends that.
-  // Copies begin behind the first products, which would else wait for them.
+  // while the tensor cores multiply others by V, so all of it is one stretch of code. Copies of V
+  // begin behind the first products, whose operands would else wait for them.
   __device__ __forceinline__ void attend_whole(int tile, int next_tile) {
     Queries a;
     this->template queries<0>(a);
@@ -144,7 +143,7 @@ class PrefillCta : PrefillTiles<Element, Shape> {
     softmax_.template weigh<false>(s, p, softmax_.sum);
     static_for<kN / 2>([&](auto step) {
       this->template multiply<step>(p);
-      if constexpr (step == 1) scheduling_fence();
+      if constexpr (Shape::kFencesProducts && step == kN / 4 - 1) scheduling_fence();
     });
     softmax_.settle(o_);
   }

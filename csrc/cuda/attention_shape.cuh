@@ -17,6 +17,9 @@ struct PrefillShape {
   static constexpr int kRowsPerWarp = kHeadDim > 128 ? 16 : 32;
   static constexpr int kThreads = kBlockM / kRowsPerWarp * 32;
   static constexpr bool kQueriesInRegisters = kHeadDim <= 64;
+  // Where registers are scarce the compiler spends them on weights ahead of their time, and waits
+  // for every operand from V: a fence behind half of the products lets it begin anew.
+  static constexpr bool kFencesProducts = kHeadDim == 128;
 
   using QTile = SmemTile<kBlockM, kHeadDim>;
   using KvTile = SmemTile<kBlockN, kHeadDim>;
