@@ -76,7 +76,7 @@ export -f build_ops
 export python build arch
 export LIGHTTRANSFER_LIBRARY=$PWD/$build/_C.so PYTHONPATH=$PWD PYTHONUNBUFFERED=1
 export LIGHTTRANSFER_CUDASIM=off  # the op tests leave the simulator out: -k cuda would select it too
-op_tests=(tests/test_{state,attention,attention_lazy,mass,kv,kv_arguments,decode,decode_arguments,unchecked_rows}.py)
+op_tests=(tests/test_{state,attention,attention_lazy,attention_levels,mass,mass_arguments,kv,kv_arguments,decode,decode_arguments,unchecked_rows}.py)
 pytest=("$python" -m pytest -q --maxfail=20 -p no:cacheprovider -m "not slow")
 if "$python" -c 'import xdist' 2> /dev/null; then
   export OMP_NUM_THREADS=1
