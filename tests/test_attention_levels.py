@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import assert_matches, kept_mass, random_qkv
+from reference import assert_matches, attention, kept_mass, random_qkv
 
 from lighttransfer.ops import prefill_attn, prefill_attn_lazy
 
@@ -60,6 +60,18 @@ def test_sinks(device, dtype, sink):
     q, k, v = _levelled([0] * 10, 200, 64, dtype, device, sink)
     assert_matches(prefill_attn(q, k, v), q, k, v)
     assert_matches(prefill_attn(q, k, v, n_sink=4, n_recent=300), q, k, v, n_sink=4, n_recent=300)
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_long_rows_of_equal_scores(device, dtype):
+    """A sum that grows by its length alone, until weights are a thousandth of the sum: none may fall out of fp16."""
+    n_keys = 20_000
+    q, k, v = random_qkv(1, 3, n_keys, 2, 1, 64, dtype, device)
+    v += 1
+    out, lse = prefill_attn(q * 0.01, k, v, causal=False)
+    want, want_lse = attention(q * 0.01, k, v, causal=False)
+    torch.testing.assert_close(lse.double(), want_lse, atol=4e-6, rtol=0)
+    torch.testing.assert_close(out.double(), want, atol=0, rtol=torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16])

@@ -18,8 +18,8 @@ __device__ __forceinline__ float row_reduce_sum(float x) {
 // Weights are 2^(scale_log2 * score + shift). Any shift gives the same quotient in the end, so the
 // row's maximum, which would have the weight 1, is looked for only in its first tiles. Later tiles
 // are weighed right away, and their sums, which are needed anyway, tell when weights have grown:
-// then the shift is lowered to where the sum is 1. That is in time for all but scores that leap
-// within one tile by so much that the element type does not hold their weight.
+// then the shift is lowered. That is in time for all but scores that leap within one tile by so
+// much that the element type does not hold their weight.
 //
 // What a shift for another score than the row's maximum costs is precision. Weights just below a
 // power of two are rounded finest, and the maximum itself, if its weight is 1, not at all: as the
