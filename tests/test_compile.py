@@ -73,6 +73,20 @@ def test_a_deferred_choice_adds_the_step_that_measures(policy: str) -> None:
     assert_same(request, stepped(settings, SHORT))
 
 
+def test_a_graph_key_stands_for_one_kind_of_step() -> None:
+    """Steps that measure and steps that do not are other graphs, before a deferred choice and after it."""
+    request = Request(MIXED, SHORT)
+    request.cache.reserve(N_STEPS)
+    windows: dict[tuple[int, ...], set[int]] = {}
+    for _ in range(N_STEPS):
+        with request.cache.decode_step():
+            windows.setdefault(request.cache.graph_key, set()).add(request.cache.decoding.mass_n_recent)
+            logits = request.forward()
+        request.take(logits)
+    assert all(len(kinds) == 1 for kinds in windows.values())
+    assert set.union(*windows.values()) == {-1, SETTINGS["n_recent"]}
+
+
 def test_through_aot_autograd() -> None:
     request = Request(MIXED, LONG)
     request.cache.reserve(N_STEPS)
@@ -147,6 +161,7 @@ def n_graphs() -> int:
 @pytest.mark.parametrize("prompts", [PROMPTS, SHORT])
 def test_generate_with_a_compile_config(prompts: list[list[int]]) -> None:
     expected = runs.generate(enabled(), prompts, 24)
+    assert all(len(layers) == 2 for layers in streaming(expected.cache)), "a choice has been made, at once or later"
     model = enabled()
     for _ in range(2):
         run = runs.generate(model, prompts, 24, compile_config=config(fullgraph=True))
