@@ -1,6 +1,6 @@
 """Instruction counts of the prefill kernels: what ptxas made of the steady loop, and what a whole call executes.
 
-    python bench/prefill_instructions.py --objects build/cuda/inst [--cuobjdump PATH] [--simulate] [--json]
+    python bench/prefill_instructions.py --objects build/cmake/cuda/inst [--cuobjdump PATH] [--simulate] [--json]
 
 Reads attention_*.cu.o and their .ptxas reports. --simulate runs bf16 calls (B=1, H_q=2, H_kv=1, causal) in
 tests/cudasim.
